@@ -1,0 +1,157 @@
+"""The lazy optimizer against torch's Adam, and its compiled kernels against their torch twins."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odin_nerfstudio.shadow import adam_rows
+from odin_nerfstudio.shadow.adam_rows import AdamConstants, AdamRows, MissedSteps
+from odin_nerfstudio.shadow.optimizer import LazyAdam
+
+STEPS, ROWS = 500, 300
+
+
+def _sparse(rows: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
+
+
+def _scopes(generator: torch.Generator) -> list[torch.Tensor]:
+    """Random scopes: some rows in nearly all of them, some in hardly any."""
+    likelihood = torch.rand(ROWS, generator=generator) ** 3
+    return [(torch.rand(ROWS, generator=generator) < likelihood).nonzero()[:, 0] for _ in range(STEPS)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("eps", [1e-15, 1e-8])
+@pytest.mark.parametrize("magnitude", [1.0, 1e-7, 1e-14])
+def test_dense_equals_torch_adam(dtype: torch.dtype, tolerance: float, eps: float, magnitude: float) -> None:
+    """500 steps over random scopes, gradients down to where ε matters, a decaying learning rate."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(ROWS, 4, dtype=dtype, generator=generator)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    lazy, dense = LazyAdam([ours], lr=1e-2, eps=eps), torch.optim.Adam([theirs], lr=1e-2, eps=eps)
+    for step, rows in enumerate(_scopes(generator)):
+        values = torch.randn(len(rows), 4, dtype=dtype, generator=generator) * magnitude
+        values *= 10.0 ** -(4 * torch.rand(len(rows), 1, dtype=dtype, generator=generator))
+        lazy.catch_up(rows)
+        ours.grad = _sparse(rows, values, start.shape)
+        theirs.grad = ours.grad.to_dense()
+        for optimizer in (lazy, dense):
+            optimizer.param_groups[0]["lr"] = 1e-2 * 0.999**step
+            optimizer.step()
+    lazy.catch_up()
+    scale = theirs.detach().abs().max()
+    assert (ours - theirs).abs().max() / scale <= tolerance
+    moved = (theirs - start).abs().max()
+    assert moved > 1e-3 * scale or magnitude < eps  # the comparison is about something
+    for key in ("exp_avg", "exp_avg_sq"):
+        a, b = lazy.state[ours][key], dense.state[theirs][key]
+        assert (a - b).abs().max() <= 10 * tolerance * b.abs().max()
+
+
+def test_rows_outside_every_scope_are_not_written() -> None:
+    param = torch.nn.Parameter(torch.randn(10, 3))
+    before, optimizer = param.detach().clone(), LazyAdam([param], lr=0.1)
+    for _ in range(5):
+        param.grad = _sparse(torch.tensor([2, 7]), torch.randn(2, 3), param.shape)
+        optimizer.step()
+    written = (param != before).any(dim=1).nonzero()[:, 0].tolist()
+    assert written == [2, 7]
+    assert optimizer.state[param]["row_step"].tolist() == [0, 0, 5, 0, 0, 0, 0, 5, 0, 0]
+
+
+def test_selective_leaves_missed_steps_out() -> None:
+    param = torch.nn.Parameter(torch.zeros(2, 1))
+    optimizer = LazyAdam([param], lr=0.1, kind="selective")
+    param.grad = _sparse(torch.tensor([0, 1]), torch.ones(2, 1), param.shape)
+    optimizer.step()
+    after_first = param.detach().clone()
+    for _ in range(3):
+        param.grad = _sparse(torch.tensor([0]), torch.ones(1, 1), param.shape)
+        optimizer.step()
+    optimizer.catch_up()
+    assert param[1] == after_first[1]
+    assert param[0] < after_first[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), gap=st.integers(1, 900), small=st.floats(-20, 0), steps_before=st.integers(1, 40))
+def test_kernels_equal_their_torch_twins(seed: int, gap: int, small: float, steps_before: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    constants = AdamConstants(0.9, 0.999, 1e-15)
+    missed = MissedSteps(constants, steps_before, torch.device("cpu"))
+    for _ in range(gap):
+        missed.append(float(torch.rand(1, generator=generator)) * 1e-2)
+    magnitude = 10 ** (small * torch.rand(6, 5, dtype=torch.float64, generator=generator))
+    v = magnitude**2
+    m = torch.randn(6, 5, dtype=torch.float64, generator=generator) * magnitude
+    last = torch.randint(steps_before, missed.now + 1, (6,), generator=generator).float()
+    compiled = AdamRows(torch.randn(6, 5, dtype=torch.float64, generator=generator), m, v, last)
+    plain = copy.deepcopy(compiled)
+    rows = torch.tensor([4, 0, 5, 2])
+    adam_rows.catch_up(compiled, rows, missed)
+    adam_rows._catch_up(plain, rows, missed)
+    for a, b in zip(vars(compiled).values(), vars(plain).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    grad = torch.randn(4, 5, dtype=torch.float64, generator=generator)
+    adam_rows.step_rows(compiled, rows, grad, 1e-2, missed.now + 1, constants)
+    adam_rows._step_rows(plain, rows, grad, 1e-2, missed.now + 1, constants)
+    for a, b in zip(vars(compiled).values(), vars(plain).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_drift_bounds_every_catch_up() -> None:
+    """An adversarial history (gradients that grow as fast as Adam's memory fades) stays inside the guard band."""
+    param = torch.nn.Parameter(torch.zeros(50, 3, dtype=torch.float64))
+    optimizer = LazyAdam([param], lr=0.5)
+    growth = 0.999 / 0.9 * torch.linspace(0.8, 1.2, 50, dtype=torch.float64)[:, None]
+    for step in range(60):
+        param.grad = _sparse(torch.arange(50), (growth**step).expand(50, 3).contiguous(), param.shape)
+        optimizer.step()
+    for _ in range(400):
+        param.grad = _sparse(torch.empty(0, dtype=torch.long), torch.empty(0, 3, dtype=torch.float64), param.shape)
+        optimizer.step()
+    before, bound = param.detach().clone(), optimizer.drift()
+    assert bound is not None
+    optimizer.catch_up()
+    moved = (param - before).abs().amax(dim=1)
+    assert (moved <= bound).all()
+    assert moved.max() > 0.3 * bound.max()  # the band is not needlessly wide
+    assert optimizer.drift().max() == 0  # type: ignore[union-attr]
+
+
+def test_state_survives_a_round_trip() -> None:
+    param = torch.nn.Parameter(torch.randn(8, 2))
+    optimizer = LazyAdam([param], lr=0.1)
+    for _ in range(3):
+        param.grad = _sparse(torch.tensor([1, 5]), torch.randn(2, 2), param.shape)
+        optimizer.step()
+    optimizer.catch_up()
+    other = torch.nn.Parameter(param.detach().clone())
+    loaded = LazyAdam([other], lr=0.1)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for p, o in ((param, optimizer), (other, loaded)):
+        p.grad = _sparse(torch.tensor([0, 5]), torch.ones(2, 2), param.shape)
+        o.step()
+        o.catch_up()
+    assert torch.equal(param, other)
+
+
+def test_torch_adam_state_loads() -> None:
+    param = torch.nn.Parameter(torch.randn(4, 2))
+    theirs = torch.optim.Adam([param], lr=0.1)
+    param.grad = torch.ones_like(param)
+    theirs.step()
+    ours = LazyAdam([param], lr=0.1)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.state[param]["row_step"].tolist() == [1] * 4
+
+
+def test_betas_are_checked() -> None:
+    with pytest.raises(ValueError, match="β₁ < β₂"):
+        LazyAdam([torch.nn.Parameter(torch.zeros(1, 1))], betas=(0.999, 0.9))
