@@ -1,0 +1,213 @@
+"""Hands the trainer the planned groups of views, decoded ahead of their turn."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
+from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanager, FullImageDatamanagerConfig
+from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from odin_nerfstudio.errors import UserError
+from odin_nerfstudio.plan.cameras import ViewCameras, check_poses
+from odin_nerfstudio.plan.capture import find_colmap_model
+from odin_nerfstudio.plan.covisibility import measure_visibility
+from odin_nerfstudio.plan.locality_graph import relative_locality_graph
+from odin_nerfstudio.plan.schedule import Schedule, ScheduleConfig
+from odin_nerfstudio.splat.dataset import UndistortedDataset
+from odin_nerfstudio.splat.draws import keyed_generator
+from odin_nerfstudio.splat.loader import ViewLoader
+
+GIB = 1 << 30
+Batch = dict[str, Any]
+
+
+@dataclass
+class OdinDataManagerConfig(FullImageDatamanagerConfig):
+    """Configuration of :class:`OdinDataManager`."""
+
+    _target: type = field(default_factory=lambda: OdinDataManager)
+    dataparser: AnnotatedDataParserUnion = field(
+        default_factory=lambda: NerfstudioDataParserConfig(load_3D_points=True)
+    )
+    """What kind of capture this is."""
+    batch_per_rank: int = 1
+    """Views that each rank renders in one step."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """In which order views are trained on."""
+    cache_gib: float = 4.0
+    """Memory for decoded training images, in GiB. What does not fit is read again from disk, ahead of its turn."""
+    prefetch_groups: int = 3
+    """Groups whose images are decoded ahead."""
+    # What FullImageDatamanager decides by these, the schedule and the loader decide here.
+    cache_images: Annotated[Literal["cpu", "gpu"], tyro.conf.Suppress] = "cpu"
+    cache_images_type: Annotated[Literal["uint8", "float32"], tyro.conf.Suppress] = "uint8"
+    max_thread_workers: Annotated[int | None, tyro.conf.Suppress] = None
+    train_cameras_sampling_strategy: Annotated[Literal["random", "fps"], tyro.conf.Suppress] = "random"
+    train_cameras_sampling_seed: Annotated[int, tyro.conf.Suppress] = 42
+    fps_reset_every: Annotated[int, tyro.conf.Suppress] = 100
+
+
+class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
+    """Yields the groups of the plan (design §2) as decoded views on this rank's device.
+
+    Raises:
+        UserError: when the capture is missing, empty or malformed.
+    """
+
+    config: OdinDataManagerConfig
+    train_dataset: UndistortedDataset
+    eval_dataset: UndistortedDataset
+    seed: int = 0
+    """Seed of the schedule and of the choice of evaluation images; set by the pipeline."""
+
+    def __init__(
+        self,
+        config: OdinDataManagerConfig,
+        device: torch.device | str = "cpu",
+        test_mode: Literal["test", "val", "inference"] = "val",
+        world_size: int = 1,
+        local_rank: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        data = config.data or config.dataparser.data
+        _check_folder(data)
+        with _parsing(data, config.dataparser):
+            super().__init__(config, device, test_mode, world_size, local_rank, **kwargs)
+        cameras, names = self.train_dataset.cameras, [path.name for path in self.train_dataset.image_filenames]
+        check_poses(cameras.camera_to_worlds.numpy(), names, str(data))
+        if test_mode != "inference":
+            self.train_dataset.check_files()
+            self.eval_dataset.check_files()
+
+    @property
+    def group_size(self) -> int:
+        """Views of one optimizer step."""
+        return self.config.batch_per_rank * self.world_size
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The order of views, planned from what they see. Planned at the first step: evaluation needs no plan."""
+        dataset = self.train_dataset
+        points = dataset.metadata.get("points3D_xyz")
+        visibility = measure_visibility(
+            dataset.image_filenames,
+            _plan_cameras(dataset.cameras),
+            None if points is None else points.cpu().numpy(),
+            find_colmap_model(self.get_datapath(), self.config.dataparser),
+        )
+        CONSOLE.log(f"Plan: {visibility.reason}")
+        return Schedule(self.config.schedule, relative_locality_graph(visibility.incidence), self.group_size, self.seed)
+
+    @cached_property
+    def train_views(self) -> ViewLoader:
+        """Training views; as many as fit are decoded when training starts."""
+        loader = ViewLoader(self.train_dataset, int(self.config.cache_gib * GIB))
+        loader.fill("Decoding training images")
+        return loader
+
+    @cached_property
+    def eval_views(self) -> ViewLoader:
+        """Evaluation views, decoded when they are asked for."""
+        return ViewLoader(self.eval_dataset, int(self.config.cache_gib * GIB))
+
+    def next_group(self, step: int) -> list[tuple[Cameras, Batch]]:
+        """This rank's views of the group of ``step``.
+
+        Returns:
+            ``batch_per_rank`` pairs of a camera of shape (1,), whose metadata holds ``cam_idx``, and its ``image``
+            ((H, W, C) uint8) and ``mask``.
+        """
+        views = self._views_of(step)
+        for ahead in range(1, self.config.prefetch_groups + 1):
+            self.train_views.prefetch(self._views_of(step + ahead))
+        return [self._on_device(self.train_dataset, self.train_views, view) for view in views]
+
+    def next_train(self, step: int) -> tuple[Cameras, Batch]:
+        """The first view of the group; nerfstudio's interface knows no groups."""
+        return self.next_group(step)[0]
+
+    def next_eval_image(self, step: int) -> tuple[Cameras, Batch]:
+        """One evaluation view, drawn for this step."""
+        generator = keyed_generator(self.seed, "eval", step)
+        view = int(torch.randint(len(self.eval_dataset), (), generator=generator))
+        return self._on_device(self.eval_dataset, self.eval_views, view)
+
+    @property
+    def fixed_indices_eval_dataloader(self) -> EvalViews:  # type: ignore[override]
+        """Every evaluation view in order, decoded one ahead."""
+        return EvalViews(self)
+
+    def get_train_rays_per_batch(self) -> int:
+        """Pixels of an average group on this rank."""
+        cameras = self.train_dataset.cameras
+        return int((cameras.width * cameras.height).float().mean() * self.config.batch_per_rank)
+
+    def _views_of(self, step: int) -> list[int]:
+        group = self.schedule.group(step)
+        return [int(view) for view, rank in zip(group.views, group.ranks, strict=True) if rank == self.local_rank]
+
+    def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
+        batch = views.get(index)
+        batch = {k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        camera = dataset.cameras[index : index + 1].to(self.device)
+        camera.metadata = {**(camera.metadata or {}), "cam_idx": index}
+        return camera, batch
+
+
+class EvalViews:
+    """A sized iterable over the evaluation views that holds one in memory beyond the loader's budget."""
+
+    def __init__(self, manager: OdinDataManager) -> None:
+        self._manager = manager
+
+    def __len__(self) -> int:
+        return len(self._manager.eval_dataset)
+
+    def __iter__(self) -> Iterator[tuple[Cameras, Batch]]:
+        manager = self._manager
+        for index in range(len(self)):
+            manager.eval_views.prefetch(range(index + 1, min(index + 2, len(self))))
+            yield manager._on_device(manager.eval_dataset, manager.eval_views, index)
+
+
+def _plan_cameras(cameras: Cameras) -> ViewCameras:
+    def column(name: str) -> np.ndarray:
+        return getattr(cameras, name).reshape(-1).cpu().numpy()
+
+    intrinsics = {name: column(name) for name in ("fx", "fy", "cx", "cy", "width", "height")}
+    return ViewCameras(cameras.camera_to_worlds.cpu().numpy().astype(np.float64), **intrinsics)
+
+
+def _check_folder(data: Path) -> None:
+    if not data.exists():
+        raise UserError(f"--data {data}: does not exist.")
+    if data.is_dir() and not any(data.iterdir()):
+        raise UserError(f"--data {data}: is empty.")
+
+
+class _parsing:
+    """Turns what a data parser raises about ``data`` into a sentence."""
+
+    def __init__(self, data: Path, dataparser: Any) -> None:
+        self._data = data
+        self._parser = type(dataparser).__name__.removesuffix("Config")
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        mistakes = (AssertionError, OSError, ValueError, KeyError, IndexError, EOFError, RuntimeError, struct.error)
+        if isinstance(error, mistakes):
+            detail = f"missing entry {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            raise UserError(f"{self._data}: {self._parser} cannot read this capture: {detail}") from error

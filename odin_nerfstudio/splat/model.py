@@ -1,0 +1,305 @@
+"""Splatfacto whose step reads, renders and updates only the primitives that its views can see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from gsplat.strategy import DefaultStrategy, MCMCStrategy
+from nerfstudio.cameras.camera_optimizers import CameraOptimizer
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.engine.optimizers import Optimizers
+from nerfstudio.model_components.lib_bilagrid import BilateralGrid
+from nerfstudio.models.splatfacto import (
+    RGB2SH,
+    SplatfactoModel,
+    SplatfactoModelConfig,
+    num_sh_bases,
+    random_quat_tensor,
+)
+from nerfstudio.utils.colors import get_color
+from nerfstudio.utils.rich_utils import CONSOLE
+from pytorch_msssim import SSIM
+from torch import Tensor
+from torch.nn import Parameter
+from torchmetrics.image import PeakSignalNoiseRatio
+
+from odin_nerfstudio.shadow.optimizer import LazyAdam
+from odin_nerfstudio.shadow.scope import in_scope
+from odin_nerfstudio.splat.densify import GrowAndPrune, MonteCarlo, SplatStatistics, catch_up
+from odin_nerfstudio.splat.draws import keyed_generator
+from odin_nerfstudio.splat.perceptual import LazyLPIPS
+from odin_nerfstudio.splat.raster import PinholeCamera, RasterSettings, Rows, Splats, select_rasterizer
+from odin_nerfstudio.splat.rows import gather_rows
+
+Outputs = dict[str, Any]
+
+
+@dataclass
+class OdinSplatfactoModelConfig(SplatfactoModelConfig):
+    """Splatfacto's options, and how Odin densifies."""
+
+    _target: type = field(default_factory=lambda: OdinSplatfactoModel)
+    strategy: Literal["default", "mcmc"] = "default"
+    """How primitives are added and removed: gsplat's growing and pruning, or 3DGS-MCMC. MCMC moves every primitive in
+    every step, so its steps cost as much as the scene is large."""
+    max_primitives: int = 1_000_000
+    """MCMC grows the scene to this many primitives."""
+    mcmc_noise_lr: float = 5e5
+    """MCMC's noise, as a multiple of the learning rate of the positions."""
+    mcmc_opacity_reg: float = 0.01
+    """Weight of the mean opacity in the loss; MCMC only."""
+    mcmc_scale_reg: float = 0.01
+    """Weight of the mean scale in the loss; MCMC only."""
+    pause_after_reset: int = 200
+    """Steps without densification after the opacities were reset, whatever the number of images."""
+
+
+class OdinSplatfactoModel(SplatfactoModel):
+    """Gaussians under Odin's three hooks (design §3.6).
+
+    :meth:`read` names the candidates and brings them up to date, the backward of ``gather_rows`` hands the gradients of
+    exactly these rows to the optimizer, and the optimizer's step publishes them.
+    """
+
+    config: OdinSplatfactoModelConfig
+    seed: int = 0
+    """Seed of the draws of every step."""
+
+    def populate_modules(self) -> None:
+        """Builds parameters from seed points (or at random), metrics and the strategy. Nothing here needs a GPU."""
+        self.gauss_params = torch.nn.ParameterDict({k: Parameter(v) for k, v in self._initial_gaussians().items()})
+        self.camera_optimizer: CameraOptimizer = self.config.camera_optimizer.setup(
+            num_cameras=self.num_train_data, device="cpu"
+        )
+        self.psnr = PeakSignalNoiseRatio(data_range=1.0)
+        self.ssim = SSIM(data_range=1.0, size_average=True, channel=3)
+        self.lpips = LazyLPIPS()
+        self.step = 0
+        self.crop_box: OrientedBox | None = None
+        # "random" varies in training only; everything else sees viser's own background.
+        random = self.config.background_color == "random"
+        viser_background = torch.tensor([0.1490, 0.1647, 0.2157])
+        self.background_color = viser_background if random else get_color(self.config.background_color)
+        if self.config.use_bilateral_grid:
+            x, y, w = self.config.grid_shape
+            self.bil_grids = BilateralGrid(num=self.num_train_data, grid_X=x, grid_Y=y, grid_W=w)
+        self.strategy = self._strategy()
+        mcmc = isinstance(self.strategy, MCMCStrategy)
+        self.strategy_state = {} if mcmc else self.strategy.initialize_state(scene_scale=1.0)
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._rendered: list[tuple[Splats, PinholeCamera]] = []
+
+    def attach(self, optimizers: Optimizers) -> None:
+        """Gives the model the optimizers whose missed steps its reads apply."""
+        self.optimizers = optimizers.optimizers
+
+    def step_cb(self, optimizers: Optimizers, step: int) -> None:
+        """Before every step, as splatfacto."""
+        self.step = step
+        self.attach(optimizers)
+
+    # ------------------------------------------------------------------------------------------------- rendering
+
+    def get_outputs(self, camera: Cameras) -> Outputs:
+        """Renders one camera; see :meth:`render_group`."""
+        return self.render_group([camera])[0]
+
+    def render_group(self, cameras: Sequence[Cameras]) -> list[Outputs]:
+        """Renders the views of a group from one reading of the rows that any of them may touch.
+
+        Args:
+            cameras: each of shape (1,); ``metadata["cam_idx"]`` is the training view's index.
+
+        Returns:
+            For each camera ``rgb`` (H, W, 3), ``depth`` (H, W, 1), ``accumulation`` (H, W, 1) and ``background``.
+        """
+        pinholes = [self._pinhole(camera) for camera in cameras]
+        rows = self.read(pinholes)
+        self._rendered = []
+        return [self._render(rows, *view) for view in zip(cameras, pinholes, strict=True)]
+
+    def read(self, cameras: Sequence[PinholeCamera]) -> Rows:
+        """The rows in scope of any of the cameras, up to date; their gradients come back as rows."""
+        scope = self._scope(cameras)
+        catch_up(self.optimizers, scope)
+        if self.crop_box is not None and not self.training:
+            scope = scope[self.crop_box.within(self.means[scope]).reshape(-1)]
+        return Rows(ids=scope, **{name: gather_rows(param, scope) for name, param in self.gauss_params.items()})
+
+    @torch.no_grad()
+    def _scope(self, cameras: Sequence[PinholeCamera]) -> Tensor:
+        """(R,) int64 ascending: the union of the cameras' scopes, or every row where the loss reads every row."""
+        if self.training and self._loss_reads_every_row():
+            return torch.arange(self.num_points, device=self.device)
+        settings = self._raster_settings()
+        inside = torch.zeros(self.num_points, dtype=torch.bool, device=self.device)
+        for camera in cameras:
+            inside |= in_scope(
+                self.means,
+                self.scales,
+                camera.viewmat,
+                camera.K,
+                camera.width,
+                camera.height,
+                near=settings.near,
+                far=settings.far,
+                eps2d=settings.eps2d,
+                means_drift=self._drift("means"),
+                scales_drift=self._drift("scales"),
+            )
+        return inside.nonzero()[:, 0]
+
+    def _drift(self, name: str) -> Tensor | None:
+        optimizer = self.optimizers.get(name)
+        return optimizer.drift() if isinstance(optimizer, LazyAdam) else None
+
+    def _loss_reads_every_row(self) -> bool:
+        regularized = self.config.use_scale_regularization and self.step % 10 == 0
+        return regularized or self.config.strategy == "mcmc"
+
+    def _render(self, rows: Rows, camera: Cameras, pinhole: PinholeCamera) -> Outputs:
+        rasterizer = select_rasterizer(self.device)
+        collects = self.training and torch.is_grad_enabled() and self.config.strategy == "default"
+        splats = rasterizer.project(rows, pinhole, self._raster_settings())
+        if collects:
+            splats.means2d.retain_grad()
+            self._rendered.append((splats, pinhole))
+        image = rasterizer.rasterize(splats, pinhole.width, pinhole.height, absgrad=collects and self.strategy.absgrad)
+        background = self._background(camera)
+        rgb = torch.clamp(image.rgb + (1 - image.alpha) * background, 0.0, 1.0)
+        if self.config.use_bilateral_grid and self.training and "cam_idx" in (camera.metadata or {}):
+            rgb = self._apply_bilateral_grid(rgb[None], camera.metadata["cam_idx"], pinhole.height, pinhole.width)[0]
+        depth = None
+        if self.config.output_depth_during_training or not self.training:
+            farthest = image.depth.detach().max()
+            depth = torch.where(image.alpha > 0, image.depth, farthest)
+        if not self.training:
+            background = background.expand(pinhole.height, pinhole.width, 3)
+        return {"rgb": rgb, "depth": depth, "accumulation": image.alpha, "background": background}
+
+    def _pinhole(self, camera: Cameras) -> PinholeCamera:
+        """nerfstudio's camera (OpenGL axes, camera → world) as the rasterizers take it, at this step's resolution."""
+        c2w = self.camera_optimizer.apply_to_camera(camera) if self.training else camera.camera_to_worlds
+        rotation = (c2w[0, :3, :3] * c2w.new_tensor([1.0, -1.0, -1.0])).T
+        top = torch.cat([rotation, -rotation @ c2w[0, :3, 3:4]], dim=1)
+        viewmat = torch.cat([top, c2w.new_tensor([[0.0, 0.0, 0.0, 1.0]])])
+        factor = self._get_downscale_factor()
+        camera.rescale_output_resolution(1 / factor)
+        K = camera.get_intrinsics_matrices()[0]
+        width, height = int(camera.width.item()), int(camera.height.item())
+        camera.rescale_output_resolution(factor)
+        return PinholeCamera(viewmat.to(self.device), K.to(self.device), width, height)
+
+    def _raster_settings(self) -> RasterSettings:
+        degree = min(self.step // self.config.sh_degree_interval, self.config.sh_degree)
+        return RasterSettings(sh_degree=degree if self.config.sh_degree > 0 else None, mode=self.config.rasterize_mode)
+
+    def _background(self, camera: Cameras) -> Tensor:
+        if self.training and self.config.background_color == "random":
+            view = (camera.metadata or {}).get("cam_idx", 0)
+            return torch.rand(3, generator=keyed_generator(self.seed, "background", self.step, view)).to(self.device)
+        return self.background_color.to(self.device)
+
+    # ---------------------------------------------------------------------------------------- losses and metrics
+
+    def get_loss_dict(
+        self, outputs: Outputs, batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Splatfacto's losses, and 3DGS-MCMC's regularisers where that strategy runs."""
+        losses = super().get_loss_dict(outputs, batch, metrics_dict)
+        if self.training and self.config.strategy == "mcmc":
+            losses["opacity_reg"] = self.config.mcmc_opacity_reg * torch.sigmoid(self.opacities).mean()
+            losses["mcmc_scale_reg"] = self.config.mcmc_scale_reg * torch.exp(self.scales).mean()
+        return losses
+
+    def get_image_metrics_and_images(
+        self, outputs: Outputs, batch: dict[str, Any]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Splatfacto's metrics, without those that cannot be computed here (LPIPS offline)."""
+        metrics, images = super().get_image_metrics_and_images(outputs, batch)
+        return {name: value for name, value in metrics.items() if value == value}, images
+
+    # --------------------------------------------------------------------------------------------- densification
+
+    def step_post_backward(self, step: int) -> None:
+        """After every step: statistics of its splats, and at fences the strategy's changes."""
+        self.strategy.step_post_backward(
+            self.gauss_params, self.optimizers, self.strategy_state, step, info=self._statistics()
+        )
+        self._rendered = []
+
+    def _statistics(self) -> list[SplatStatistics]:
+        statistics = []
+        for splats, camera in self._rendered:
+            grad = splats.absgrad if self.strategy.absgrad else splats.means2d.grad
+            if grad is not None:  # with one rank, a primitive's id is its row
+                statistics.append(SplatStatistics(splats.ids, grad, splats.radii, camera.width, camera.height))
+        return statistics
+
+    def _strategy(self) -> DefaultStrategy | MCMCStrategy:
+        config = self.config
+        if config.strategy == "mcmc":
+            return MonteCarlo(
+                cap_max=config.max_primitives,
+                noise_lr=config.mcmc_noise_lr,
+                refine_start_iter=config.warmup_length,
+                refine_stop_iter=config.stop_split_at,
+                refine_every=config.refine_every,
+                verbose=True,
+            )
+        return GrowAndPrune(
+            prune_opa=config.cull_alpha_thresh,
+            grow_grad2d=config.densify_grad_thresh,
+            grow_scale3d=config.densify_size_thresh,
+            grow_scale2d=config.split_screen_size,
+            prune_scale3d=config.cull_scale_thresh,
+            prune_scale2d=config.cull_screen_size,
+            refine_scale2d_stop_iter=config.stop_screen_size_at,
+            refine_start_iter=config.warmup_length,
+            refine_stop_iter=config.stop_split_at,
+            reset_every=config.reset_alpha_every * config.refine_every,
+            refine_every=config.refine_every,
+            pause_refine_after_reset=config.pause_after_reset,
+            absgrad=config.use_absgrad,
+            verbose=True,
+        )
+
+    # ------------------------------------------------------------------------------------------------ parameters
+
+    def load_state_dict(self, dict: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
+        """Loads a checkpoint with any number of primitives, splatfacto's too."""
+        return super().load_state_dict({k: v for k, v in dict.items() if not k.startswith("lpips.")}, **kwargs)
+
+    def _initial_gaussians(self) -> dict[str, Tensor]:
+        """One primitive for each seed point, or ``num_random`` of them in a cube of side ``random_scale``."""
+        config = self.config
+        means, colors = self.seed_points if self.seed_points is not None else (None, None)
+        if means is not None and len(means) < 4 and not config.random_init:
+            CONSOLE.log(
+                f"The capture has {len(means)} seed points, fewer than the four that neighbour distances need: "
+                f"starting from {config.num_random} random primitives."
+            )
+            means = None
+        if means is None or config.random_init:
+            means, colors = (torch.rand(config.num_random, 3) - 0.5) * config.random_scale, None
+        count, bases = len(means), num_sh_bases(config.sh_degree)
+        if colors is None or len(colors) == 0:
+            features_dc = torch.rand(count, 3)
+        else:
+            rgb = colors.float() / 255
+            features_dc = RGB2SH(rgb) if config.sh_degree > 0 else torch.logit(rgb, eps=1e-10)
+        distances = torch.from_numpy(self.k_nearest_sklearn(means, 3)[0])
+        # Coinciding seed points would make a primitive of no size, whose logarithm is −∞.
+        spacing = distances.mean(dim=-1, keepdim=True).clamp_min(1e-7)
+        return {
+            "means": means.float().clone(),
+            "scales": torch.log(spacing).repeat(1, 3),
+            "quats": random_quat_tensor(count),
+            "features_dc": features_dc,
+            "features_rest": torch.zeros(count, bases - 1, 3),
+            "opacities": torch.logit(0.1 * torch.ones(count, 1)),
+        }

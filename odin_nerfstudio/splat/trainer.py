@@ -1,0 +1,201 @@
+"""nerfstudio's Trainer, with optimizers that know of missed steps and checkpoints that resume to the same run."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
+from nerfstudio.engine.optimizers import OptimizerConfig, Optimizers
+from nerfstudio.engine.trainer import Trainer, TrainerConfig
+from nerfstudio.utils.decorators import check_main_thread
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint, write_checkpoint
+from odin_nerfstudio.errors import UserError, exit_with_sentence
+from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
+from odin_nerfstudio.splat.densify import catch_up
+from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
+
+
+@dataclass
+class LazyAdamConfig(OptimizerConfig):
+    """Adam for the parameters of primitives."""
+
+    _target: type = LazyAdam
+    lr: float = 1e-3
+    """The learning rate for one view per step."""
+    eps: float = 1e-15
+    """Added to the denominator."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the two moments for one view per step."""
+    kind: AdamKind = "dense"
+    """Set by ``--adam``."""
+
+    def scaled(self, views: int, kind: AdamKind) -> LazyAdamConfig:
+        """The same optimizer for steps of ``views`` views: lr·√B, βᴮ, ε/√B (Zhao et al. 2024, Grendel, §5)."""
+        beta1, beta2 = (beta**views for beta in self.betas)
+        root = views**0.5
+        return replace(self, lr=self.lr * root, eps=self.eps / root, betas=(beta1, beta2), kind=kind)
+
+
+@dataclass
+class OdinTrainerConfig(TrainerConfig):
+    """Configuration of :class:`OdinTrainer`."""
+
+    _target: type = field(default_factory=lambda: OdinTrainer)
+    pipeline: OdinPipelineConfig = field(default_factory=OdinPipelineConfig)
+    """Data and model."""
+    adam: AdamKind = "dense"
+    """``dense`` gives the values of torch's Adam; ``selective`` leaves out the steps in which a primitive was not seen
+    (Taming-3DGS)."""
+    batch_scaling: bool = True
+    """Scale learning rates and moments with the number of views in a step, as Grendel does."""
+    machine: MachineConfig = field(
+        default_factory=lambda: MachineConfig(device_type="cuda" if torch.cuda.is_available() else "cpu")
+    )
+    """Devices; without flags, what this machine has."""
+    viewer: ViewerConfig = field(
+        default_factory=lambda: ViewerConfig(websocket_host="127.0.0.1", num_rays_per_chunk=1 << 15)
+    )
+    """The live viewer; it listens on this machine only, unless ``--viewer.websocket-host`` says otherwise."""
+
+    def save_config(self) -> None:
+        """Checks what can be checked before anything is set up. The file is written once the run stands, by the trainer.
+
+        Raises:
+            SystemExit: with a sentence.
+        """
+        with exit_with_sentence():
+            if self.machine.device_type == "cuda" and not torch.cuda.is_available():
+                raise UserError(
+                    "--machine.device-type cuda: torch sees no CUDA device here. Leave the flag out or set it to cpu."
+                )
+            if self.load_dir is not None:
+                checkpoint_path(self.load_dir, self.load_step)
+
+    def get_checkpoint_dir(self) -> Path:
+        """Where this run keeps its checkpoints.
+
+        Every ns- tool asks here before it opens the latest of them, so this is where a damaged one is named.
+
+        Raises:
+            SystemExit: with a sentence, when the folder exists and its latest checkpoint cannot be read.
+        """
+        folder = super().get_checkpoint_dir()
+        if folder.exists():
+            with exit_with_sentence():
+                _check_readable(checkpoint_path(folder))
+        return folder
+
+
+class OdinTrainer(Trainer):
+    """Trainer for primitives: saves after every missed step was taken, and loads optimizers with the parameters."""
+
+    config: OdinTrainerConfig
+    pipeline: OdinPipeline
+
+    def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
+        """Sets up the run and, once that worked, writes its config.yml."""
+        self.config.pipeline.seed = self.config.machine.seed
+        with exit_with_sentence():
+            super().setup(test_mode)
+        super(OdinTrainerConfig, self.config).save_config()
+
+    def setup_optimizers(self) -> Optimizers:
+        """Optimizers for the current parameters, scaled to the number of views in a step."""
+        views = self.pipeline.datamanager.group_size if self.config.batch_scaling else 1
+        configs: dict[str, Any] = {}
+        for name, entry in self.config.optimizers.items():
+            optimizer, scheduler = entry["optimizer"], entry["scheduler"]
+            if isinstance(optimizer, LazyAdamConfig):
+                optimizer = optimizer.scaled(views, self.config.adam)
+                scheduler = scheduler and replace(scheduler, lr_final=scheduler.lr_final * views**0.5)
+            configs[name] = {"optimizer": optimizer, "scheduler": scheduler}
+        optimizers = Optimizers(configs, self.pipeline.get_param_groups())
+        self.pipeline.model.attach(optimizers)
+        return optimizers
+
+    def train(self) -> None:
+        """Trains; an interruption or an unreadable image saves what was learned before the process ends.
+
+        Raises:
+            SystemExit: with a sentence, for mistakes in the input that show only now.
+        """
+        with exit_with_sentence(), self._saving_on_the_way_out():
+            super().train()
+
+    @contextmanager
+    def _saving_on_the_way_out(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyboardInterrupt, UserError):
+            if self.training_state != "completed" and self.step > self._start_step:
+                CONSOLE.log(f"Stopping: saving step {self.step - 1}.")
+                self.save_checkpoint(self.step - 1)
+            raise
+
+    @check_main_thread
+    def save_checkpoint(self, step: int) -> None:
+        """Writes one checkpoint in splatfacto's format, and the strategy's statistics beside it.
+
+        Training goes on when that fails, since a disk may have room again at the next save.
+
+        Raises:
+            UserError: when the last checkpoint of a run cannot be written.
+        """
+        optimizers = self.optimizers
+        catch_up(optimizers.optimizers)
+        path = self.checkpoint_dir / f"step-{step:09d}.ckpt"
+        state = {
+            "step": step,
+            "pipeline": self.pipeline.state_dict(),
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.optimizers.items()},
+            "schedulers": {name: scheduler.state_dict() for name, scheduler in optimizers.schedulers.items()},
+            "scalers": self.grad_scaler.state_dict(),
+            "strategy": self.pipeline.model.strategy_state,
+        }
+        try:
+            write_checkpoint(path, state)
+        except UserError as error:
+            if self.training_state == "completed":
+                raise
+            CONSOLE.print(f"[bold red]{error}")
+            return
+        if self.config.save_only_latest_checkpoint:
+            for other in self.checkpoint_dir.glob("step-*.ckpt"):
+                if other != path:
+                    other.unlink()
+
+    def _load_checkpoint(self) -> None:
+        """Resumes: parameters of the saved number of primitives, then optimizers built for these parameters."""
+        path = self.config.load_checkpoint
+        if self.config.load_dir is not None:
+            path = checkpoint_path(self.config.load_dir, self.config.load_step)
+        if path is None:
+            return
+        state = read_checkpoint(path)
+        self._start_step = state["step"] + 1
+        self.pipeline.load_pipeline(state["pipeline"], state["step"])
+        self.optimizers = self.setup_optimizers()
+        self.optimizers.load_optimizers(state["optimizers"])
+        if self.config.load_scheduler:
+            self.optimizers.load_schedulers(state["schedulers"])
+        self.grad_scaler.load_state_dict(state["scalers"])
+        device = self.pipeline.model.device
+        strategy = state.get("strategy", self.pipeline.model.strategy_state)
+        self.pipeline.model.strategy_state = {
+            key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in strategy.items()
+        }
+        CONSOLE.print(f"Resuming after step {state['step']} from {path}")
+
+
+def _check_readable(path: Path) -> None:
+    """Looks at the archive's directory only: a file that was cut off has none."""
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: is cut off or not a checkpoint. Remove it and use an earlier one.")
