@@ -48,7 +48,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UserError(f"{path}: there is no such checkpoint.") from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path}: is damaged or not a checkpoint of this method ({reason}).") from error
     if not isinstance(state, dict) or not {"step", "pipeline"} <= state.keys():
         raise UserError(f"{path}: is not a nerfstudio checkpoint; it lacks the entries 'step' and 'pipeline'.")

@@ -97,7 +97,10 @@ class GrowAndPrune(DefaultStrategy):
 
 @dataclass
 class MonteCarlo(MCMCStrategy):
-    """gsplat's MCMC strategy (Kheradmand et al. 2024) in plain torch. Its noise moves every row, so each step is a fence."""
+    """gsplat's MCMC strategy (Kheradmand et al. 2024) in plain torch.
+
+    Its noise moves every row, so each step is a fence.
+    """
 
     seed: int = 0
     """Seed of the noise and of the choice of rows."""
@@ -185,7 +188,7 @@ def _add(params: Params, optimizers: Optimizers, count: int, min_opacity: float,
 
 
 def _share(params: Params, optimizers: Optimizers, source: Tensor, target: Tensor | None, min_opacity: float) -> None:
-    """Lets row ``target[i]`` (None: a new row) share the place of row ``source[i]``; rows involved forget their moments."""
+    """Lets row ``target[i]`` (None: a new row) share the place of row ``source[i]``; both forget their moments."""
     opacity = torch.sigmoid(params["opacities"].flatten())[source]
     copies = torch.bincount(source, minlength=len(params["means"]))[source] + 1
     opacity, scale = relocated_shape(opacity, torch.exp(params["scales"][source]), copies)

@@ -174,6 +174,7 @@ class OdinSplatfactoModel(SplatfactoModel):
         if self.config.use_bilateral_grid and self.training and "cam_idx" in (camera.metadata or {}):
             rgb = self._apply_bilateral_grid(rgb[None], camera.metadata["cam_idx"], pinhole.height, pinhole.width)[0]
         depth = None
+        depth = None
         if self.config.output_depth_during_training or not self.training:
             farthest = image.depth.detach().max()
             depth = torch.where(image.alpha > 0, image.depth, farthest)

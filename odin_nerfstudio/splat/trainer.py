@@ -66,7 +66,7 @@ class OdinTrainerConfig(TrainerConfig):
     """The live viewer; it listens on this machine only, unless ``--viewer.websocket-host`` says otherwise."""
 
     def save_config(self) -> None:
-        """Checks what can be checked before anything is set up. The file is written once the run stands, by the trainer.
+        """Checks what can be checked before anything is set up; the trainer writes the file once the run stands.
 
         Raises:
             SystemExit: with a sentence.
