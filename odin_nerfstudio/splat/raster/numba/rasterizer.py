@@ -1,0 +1,188 @@
+"""The two stages as differentiable functions of torch tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from odin_nerfstudio.splat.raster.numba.blend import (
+    PARTIAL_WIDTH,
+    PIXELS,
+    blend,
+    blend_backward,
+    gather_partials,
+)
+from odin_nerfstudio.splat.raster.numba.order import front_to_back
+from odin_nerfstudio.splat.raster.numba.project import BLOCK, project, project_backward
+from odin_nerfstudio.splat.raster.numba.shade import shade, shade_backward
+from odin_nerfstudio.splat.raster.numba.threads import run
+from odin_nerfstudio.splat.raster.numba.tiles import PACKED_WIDTH, TileLists, list_tiles
+from odin_nerfstudio.splat.raster.protocol import Image, PinholeCamera, RasterSettings, Rows, Splats
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """The memory of a tensor as the kernels want it.
+
+    Raises:
+        TypeError: if it is not float32 or int64 on the CPU.
+    """
+    if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.int64):
+        raise TypeError(f"The numba rasterizer works on float32 tensors on the CPU, not {tensor.dtype} on {tensor.device}.")
+    return tensor.detach().contiguous().numpy()
+
+
+def _blocks(items: int) -> int:
+    return -(-items // BLOCK)
+
+
+class _Project(torch.autograd.Function):
+    """Rows → splats, for the inputs that can have a gradient."""
+
+    @staticmethod
+    def forward(ctx, means, scales, quats, dc, rest, opacities, viewmat, ids, camera: PinholeCamera, settings):
+        rows = [_array(t) for t in (means, scales, quats, opacities)]
+        size = len(ids)
+        lens = _array(camera.K).astype(np.float64)
+        view = _array(viewmat).astype(np.float64)
+        packed_camera = (*view.ravel().tolist(), lens[0, 0], lens[1, 1], lens[0, 2], lens[1, 2])
+        shape = (float(camera.width), float(camera.height))
+        antialiased = settings.mode == "antialiased"
+
+        means2d, conics = np.empty((size, 2), np.float32), np.empty((size, 3), np.float32)
+        depths, opacity = np.empty(size, np.float32), np.empty(size, np.float32)
+        radii = np.empty(size, np.int32)
+        depth_range = (float(settings.near), float(settings.far))
+        run(
+            project, _blocks(size), *rows, packed_camera, *shape, *depth_range, float(settings.eps2d), antialiased,
+            means2d, depths, conics, opacity, radii,
+        )  # fmt: skip
+        index = np.flatnonzero(radii)
+        index = index[np.argsort(_array(ids)[index], kind="stable")]
+
+        degree = -1 if settings.sh_degree is None else settings.sh_degree
+        colors = np.empty((len(index), 3), np.float32)
+        inverse = np.linalg.inv(view[:3, :3])
+        centre = tuple((-inverse @ view[:3, 3]).tolist())
+        run(shade, _blocks(len(index)), index, rows[0], _array(dc), _array(rest), centre, degree, colors)
+
+        ctx.save_for_backward(means, scales, quats, dc, rest, opacities)
+        ctx.index = index
+        ctx.projection = (packed_camera, *shape, float(settings.eps2d), antialiased)
+        ctx.centre, ctx.inverse, ctx.degree = centre, inverse, degree
+        outputs = [torch.from_numpy(a) for a in (means2d[index], depths[index], conics[index], opacity[index], colors)]
+        integers = torch.from_numpy(index), torch.from_numpy(radii[index])
+        ctx.mark_non_differentiable(*integers)
+        return (*outputs, *integers)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g_means2d, g_depths, g_conics, g_opacities, g_colors, *_):
+        saved = ctx.saved_tensors
+        means, scales, quats, dc, rest, opacities = (_array(t) for t in saved)
+        index, blocks = ctx.index, _blocks(len(ctx.index))
+        gradients = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in saved]
+        g_means, g_scales, g_quats, g_dc, g_rest, g_logits = (t.numpy() for t in gradients)
+        g_centre, g_camera = np.empty((blocks, 3)), np.empty((blocks, 12))
+        run(
+            shade_backward, blocks, index, means, dc, rest, ctx.centre, ctx.degree, _array(g_colors),
+            g_means, g_dc, g_rest, g_centre,
+        )  # fmt: skip
+        run(
+            project_backward, blocks, index, means, scales, quats, opacities, *ctx.projection,
+            _array(g_means2d), _array(g_depths), _array(g_conics), _array(g_opacities),
+            g_means, g_scales, g_quats, g_logits, g_camera,
+        )  # fmt: skip
+        g_viewmat = None
+        if ctx.needs_input_grad[6]:
+            g_view = np.zeros((4, 4))
+            g_view[:3] = g_camera.sum(axis=0).reshape(3, 4)
+            # The camera's position is −W⁻¹·t.
+            pull = -ctx.inverse.T @ g_centre.sum(axis=0)
+            g_view[:3, :3] += np.outer(pull, ctx.centre)
+            g_view[:3, 3] += pull
+            g_viewmat = torch.from_numpy(g_view.astype(np.float32))
+        return (*gradients, g_viewmat, None, None, None)
+
+
+class _Rasterize(torch.autograd.Function):
+    """Splats → colour, alpha and Σ w·z."""
+
+    @staticmethod
+    def forward(ctx, means2d, depths, conics, opacities, colors, splats: Splats, width: int, height: int, absgrad: bool):
+        order = front_to_back(_array(depths), _array(splats.ids))
+        packed = np.zeros((len(order), PACKED_WIDTH), np.float32)
+        fields = (means2d, conics, opacities[:, None], colors, depths[:, None], splats.radii[:, None].float())
+        column = 0
+        for field in fields:
+            packed[:, column : column + field.shape[1]] = _array(field)[order]
+            column += field.shape[1]
+        lists = list_tiles(packed, width, height)
+
+        rgb = torch.empty(height, width, 3)
+        alpha, depth = torch.empty(height, width, 1), torch.empty(height, width, 1)
+        tiles = len(lists.starts) - 1
+        transmittance, stop = np.empty((tiles, PIXELS), np.float32), np.empty((tiles, PIXELS), np.float32)
+        tests = np.empty(tiles, np.int64)
+        run(
+            blend, tiles, packed, lists.entries, lists.starts, lists.columns, width, height,
+            rgb.numpy(), alpha.numpy(), depth.numpy(), transmittance, stop, tests,
+        )  # fmt: skip
+        ctx.state = (order, packed, lists, transmittance, stop)
+        ctx.size = (width, height)
+        ctx.absgrad_into = splats if absgrad else None
+        return rgb, alpha, depth
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g_rgb, g_alpha, g_depth):
+        order, packed, lists, transmittance, stop = ctx.state
+        partials = np.empty((len(lists.entries), PARTIAL_WIDTH), np.float32)
+        run(
+            blend_backward, len(stop), packed, lists.entries, lists.starts, lists.columns, *ctx.size,
+            transmittance, stop, _array(g_rgb), _array(g_alpha), _array(g_depth), partials,
+        )  # fmt: skip
+        gradients = torch.empty(len(order), PARTIAL_WIDTH)
+        run(gather_partials, _blocks(len(order)), BLOCK, order, lists.slots, partials, gradients.numpy())
+        means2d, conics, opacities, colors, depths, absolute = gradients.split((2, 3, 1, 3, 1, 2), dim=1)
+        if ctx.absgrad_into is not None:
+            ctx.absgrad_into.absgrad = absolute.contiguous()
+        return means2d, depths[:, 0], conics, opacities[:, 0], colors, None, None, None, None
+
+
+class NumbaRasterizer:
+    """The :class:`~odin_nerfstudio.splat.raster.protocol.Rasterizer` for float32 tensors on the CPU.
+
+    The gradient of the camera's matrix is that of its upper three rows; the last row is constant. Safe to call from
+    several threads. Both stages raise TypeError for tensors that are not float32 (ids: int64) on the CPU.
+    """
+
+    def project(self, rows: Rows, camera: PinholeCamera, settings: RasterSettings) -> Splats:
+        means2d, depths, conics, opacities, colors, index, radii = _Project.apply(
+            rows.means,
+            rows.scales,
+            rows.quats,
+            rows.features_dc,
+            rows.features_rest,
+            rows.opacities,
+            camera.viewmat,
+            rows.ids,
+            camera,
+            settings,
+        )
+        return Splats(rows.ids[index], index, means2d, depths, conics, opacities, colors, radii)
+
+    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False) -> Image:
+        rgb, alpha, depth = _Rasterize.apply(
+            splats.means2d,
+            splats.depths,
+            splats.conics,
+            splats.opacities,
+            splats.colors,
+            splats,
+            width,
+            height,
+            absgrad,
+        )
+        return Image(rgb, alpha, depth / alpha.clamp(min=1e-10))
