@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -104,10 +104,12 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
             dataset.image_filenames,
             _plan_cameras(dataset.cameras),
             None if points is None else points.cpu().numpy(),
-            find_colmap_model(self.get_datapath(), self.config.dataparser),
+            self._colmap_model(),
         )
         CONSOLE.log(f"Plan: {visibility.reason}")
-        return Schedule(self.config.schedule, relative_locality_graph(visibility.incidence), self.group_size, self.seed)
+        config = replace(self.config.schedule, seed=self.seed)
+        rlg = relative_locality_graph(visibility.incidence)
+        return Schedule(rlg, config, self.world_size, self.config.batch_per_rank)
 
     @cached_property
     def train_views(self) -> ViewLoader:
@@ -154,8 +156,12 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         return int((cameras.width * cameras.height).float().mean() * self.config.batch_per_rank)
 
     def _views_of(self, step: int) -> list[int]:
-        group = self.schedule.group(step)
-        return [int(view) for view, rank in zip(group.views, group.ranks, strict=True) if rank == self.local_rank]
+        return self.schedule.group(step).of_rank(self.local_rank).tolist()
+
+    def _colmap_model(self) -> Path | None:
+        """The COLMAP model of the capture: the one the data parser reads, else where captures keep it."""
+        data, chosen = self.get_datapath(), getattr(self.config.dataparser, "colmap_path", None)
+        return data / chosen if chosen is not None else find_colmap_model(data)
 
     def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
         batch = views.get(index)
