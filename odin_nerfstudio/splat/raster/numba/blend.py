@@ -3,7 +3,8 @@
 A tile's row of sixteen pixels is one value (:mod:`lanes`). Per pixel and splat, as in gsplat 1.4.0's
 ``rasterize_to_pixels``: σ = ½(a·dx² + c·dy²) + b·dx·dy, α = min(0.999, o·e^−σ), skipped where σ < 0 or α < 1/255; the
 pixel is finished, without this splat, when T·(1 − α) ≤ 10⁻⁴. The derivative recovers T by division, starting from the
-final T, and replaces the sums over everything behind by one running number per pixel.
+final T, and replaces the sums over everything behind by one running number per pixel. Depth is the expected depth
+Ez = Σ w·z / Σ w (Σ w is alpha, and more exact than 1 − T where it is small), whose derivative is taken as a whole, ∂Ez/∂w = (z − Ez) / Σ w: the two parts of the quotient rule cancel badly.
 
 Both directions evaluate σ and α with the same instructions, so they agree on which pixels a splat touched.
 """
@@ -51,10 +52,11 @@ _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 _MAX_ALPHA = np.float32(0.999)
 _MIN_ALPHA = np.float32(1.0 / 255.0)
 _MIN_TRANSMITTANCE = np.float32(1e-4)
+_MIN_WEIGHT = np.float32(1e-10)
 _NEVER = np.float32(2**30)
 
 # Sections of a tile's working memory, PIXELS floats each.
-_T, _R, _G, _B, _D, _BEHIND, _STOP = (PIXELS * section for section in range(7))
+_T, _R, _G, _B, _D, _W, _BEHIND, _STOP, _EXPECTED = (PIXELS * section for section in range(9))
 
 
 @inlined
@@ -89,12 +91,12 @@ def blend(
         packed: (M, PACKED_WIDTH) float32 splats.
         entries, starts, tile_columns: see :class:`~odin_nerfstudio.splat.raster.numba.tiles.TileLists`.
         width, height: image size.
-        rgb, alpha, depth: (H, W, 3), (H, W, 1), (H, W, 1) float32, written; depth is Σ w·z, not yet divided.
+        rgb, alpha, depth: (H, W, 3), (H, W, 1), (H, W, 1) float32, written; depth is the expected one.
         transmittance: (tiles, PIXELS) float32, written: what is left at each pixel.
         stop: (tiles, PIXELS) float32, written: position in the tile's list of the splat that finished the pixel.
         tests: (tiles,) int64, written: alpha tests of unfinished pixels, the measure of work.
     """
-    work = np.empty(7 * PIXELS, dtype=np.float32)
+    work = np.empty(9 * PIXELS, dtype=np.float32)
     open_pixels = np.empty(TILE, dtype=np.int64)
     while True:
         tile = take(counter)
@@ -108,7 +110,7 @@ def blend(
             open_row = ramp() < np.float32(open_pixels[row])
             store(work, _T + TILE * row, select(open_row, _ONE, _ZERO - _ONE))
             store(work, _STOP + TILE * row, select(open_row, _NEVER, _ZERO))
-            for section in (_R, _G, _B, _D):
+            for section in (_R, _G, _B, _D, _W):
                 store(work, section + TILE * row, fill(_ZERO))
         open_total = inside_x * inside_y
         tested = 0
@@ -144,6 +146,7 @@ def blend(
                 store(work, _G + at, multiply_add(weight, splat[GREEN], load(work, _G + at)))
                 store(work, _B + at, multiply_add(weight, splat[BLUE], load(work, _B + at)))
                 store(work, _D + at, multiply_add(weight, splat[DEPTH], load(work, _D + at)))
+                store(work, _W + at, load(work, _W + at) + weight)
         tests[tile] = tested
         for pixel in range(PIXELS):
             transmittance[tile, pixel] = abs(work[_T + pixel])
@@ -154,23 +157,23 @@ def blend(
                 rgb[top + row, left + column, 0] = work[_R + pixel]
                 rgb[top + row, left + column, 1] = work[_G + pixel]
                 rgb[top + row, left + column, 2] = work[_B + pixel]
-                alpha[top + row, left + column, 0] = _ONE - abs(work[_T + pixel])
-                depth[top + row, left + column, 0] = work[_D + pixel]
+                alpha[top + row, left + column, 0] = work[_W + pixel]
+                depth[top + row, left + column, 0] = work[_D + pixel] / max(work[_W + pixel], _MIN_WEIGHT)
 
 
 @jit
 def blend_backward(
-    counter, items, packed, entries, starts, tile_columns, width, height, transmittance, stop,
+    counter, items, packed, entries, starts, tile_columns, width, height, alpha_image, depth_image, transmittance, stop,
     grad_rgb, grad_alpha, grad_depth, partials,
 ):  # fmt: skip
     """Derivative of :func:`blend`, per splat and tile.
 
     Args:
-        counter … stop: as for :func:`blend`.
+        counter … stop: as for :func:`blend`, with ``alpha`` and ``depth`` as ``alpha_image`` and ``depth_image``.
         grad_rgb, grad_alpha, grad_depth: (H, W, 3), (H, W, 1), (H, W, 1) float32.
         partials: (E, PARTIAL_WIDTH) float32, written, by slot.
     """
-    work = np.empty(7 * PIXELS, dtype=np.float32)
+    work = np.empty(9 * PIXELS, dtype=np.float32)
     row_end = np.empty(TILE, dtype=np.int64)
     while True:
         tile = take(counter)
@@ -191,7 +194,12 @@ def blend_backward(
                 work[_R + pixel] = grad_rgb[top + row, left + column, 0] if inside else _ZERO
                 work[_G + pixel] = grad_rgb[top + row, left + column, 1] if inside else _ZERO
                 work[_B + pixel] = grad_rgb[top + row, left + column, 2] if inside else _ZERO
-                work[_D + pixel] = grad_depth[top + row, left + column, 0] if inside else _ZERO
+                work[_D + pixel] = _ZERO
+                work[_EXPECTED + pixel] = _ZERO
+                if inside:
+                    weight_sum = alpha_image[top + row, left + column, 0]
+                    work[_D + pixel] = grad_depth[top + row, left + column, 0] / max(weight_sum, _MIN_WEIGHT)
+                    work[_EXPECTED + pixel] = depth_image[top + row, left + column, 0]
                 # What lies behind a splat, weighted by the incoming gradient; behind all of them, the lost alpha.
                 work[_BEHIND + pixel] = -t * grad_alpha[top + row, left + column, 0] if inside else _ZERO
                 if inside:
@@ -232,7 +240,7 @@ def blend_backward(
                 weight = alpha * t
                 along = multiply_add(
                     g_depth,
-                    splat[DEPTH],
+                    splat[DEPTH] - load(work, _EXPECTED + at),
                     multiply_add(g_blue, splat[BLUE], multiply_add(g_green, splat[GREEN], g_red * splat[RED])),
                 )
                 u = falloff * (along * t - behind * reciprocal)

@@ -18,7 +18,7 @@ from odin_nerfstudio.splat.raster.numba.order import front_to_back
 from odin_nerfstudio.splat.raster.numba.project import BLOCK, project, project_backward
 from odin_nerfstudio.splat.raster.numba.shade import shade, shade_backward
 from odin_nerfstudio.splat.raster.numba.threads import run
-from odin_nerfstudio.splat.raster.numba.tiles import PACKED_WIDTH, TileLists, list_tiles
+from odin_nerfstudio.splat.raster.numba.tiles import PACKED_WIDTH, list_tiles, pack
 from odin_nerfstudio.splat.raster.protocol import Image, PinholeCamera, RasterSettings, Rows, Splats
 
 
@@ -26,9 +26,9 @@ def _array(tensor: Tensor) -> np.ndarray:
     """The memory of a tensor as the kernels want it.
 
     Raises:
-        TypeError: if it is not float32 or int64 on the CPU.
+        TypeError: if it is not float32 (or an integer of 32 or 64 bits) on the CPU.
     """
-    if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.int64):
+    if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.int32, torch.int64):
         raise TypeError(f"The numba rasterizer works on float32 tensors on the CPU, not {tensor.dtype} on {tensor.device}.")
     return tensor.detach().contiguous().numpy()
 
@@ -107,17 +107,14 @@ class _Project(torch.autograd.Function):
 
 
 class _Rasterize(torch.autograd.Function):
-    """Splats → colour, alpha and Σ w·z."""
+    """Splats → colour, alpha and expected depth."""
 
     @staticmethod
     def forward(ctx, means2d, depths, conics, opacities, colors, splats: Splats, width: int, height: int, absgrad: bool):
         order = front_to_back(_array(depths), _array(splats.ids))
-        packed = np.zeros((len(order), PACKED_WIDTH), np.float32)
-        fields = (means2d, conics, opacities[:, None], colors, depths[:, None], splats.radii[:, None].float())
-        column = 0
-        for field in fields:
-            packed[:, column : column + field.shape[1]] = _array(field)[order]
-            column += field.shape[1]
+        packed = np.empty((len(order), PACKED_WIDTH), np.float32)
+        fields = [_array(t) for t in (means2d, conics, opacities, colors, depths, splats.radii)]
+        run(pack, _blocks(len(order)), BLOCK, order, *fields, packed)
         lists = list_tiles(packed, width, height)
 
         rgb = torch.empty(height, width, 3)
@@ -129,6 +126,7 @@ class _Rasterize(torch.autograd.Function):
             blend, tiles, packed, lists.entries, lists.starts, lists.columns, width, height,
             rgb.numpy(), alpha.numpy(), depth.numpy(), transmittance, stop, tests,
         )  # fmt: skip
+        ctx.save_for_backward(alpha, depth)
         ctx.state = (order, packed, lists, transmittance, stop)
         ctx.size = (width, height)
         ctx.absgrad_into = splats if absgrad else None
@@ -141,7 +139,7 @@ class _Rasterize(torch.autograd.Function):
         partials = np.empty((len(lists.entries), PARTIAL_WIDTH), np.float32)
         run(
             blend_backward, len(stop), packed, lists.entries, lists.starts, lists.columns, *ctx.size,
-            transmittance, stop, _array(g_rgb), _array(g_alpha), _array(g_depth), partials,
+            *map(_array, ctx.saved_tensors), transmittance, stop, _array(g_rgb), _array(g_alpha), _array(g_depth), partials,
         )  # fmt: skip
         gradients = torch.empty(len(order), PARTIAL_WIDTH)
         run(gather_partials, _blocks(len(order)), BLOCK, order, lists.slots, partials, gradients.numpy())
@@ -174,7 +172,7 @@ class NumbaRasterizer:
         return Splats(rows.ids[index], index, means2d, depths, conics, opacities, colors, radii)
 
     def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False) -> Image:
-        rgb, alpha, depth = _Rasterize.apply(
+        image = _Rasterize.apply(
             splats.means2d,
             splats.depths,
             splats.conics,
@@ -185,4 +183,4 @@ class NumbaRasterizer:
             height,
             absgrad,
         )
-        return Image(rgb, alpha, depth / alpha.clamp(min=1e-10))
+        return Image(*image)

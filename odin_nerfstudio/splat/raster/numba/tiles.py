@@ -25,6 +25,23 @@ PACKED_WIDTH = 16
 OWNER, SLOT, FIRST_ROW, END_ROW = range(4)
 
 
+@jit
+def pack(counter, items, block, order, means2d, conics, opacities, colors, depths, radii, packed):
+    """Copies splats into ``packed`` (M, PACKED_WIDTH) float32 in the order given, (M,) int64; blocks of ``block`` splats."""
+    while True:
+        start = take(counter)
+        if start >= items:
+            break
+        for s in range(start * block, min((start + 1) * block, order.shape[0])):
+            m = order[s]
+            packed[s, X], packed[s, Y] = means2d[m, 0], means2d[m, 1]
+            packed[s, CONIC_A], packed[s, CONIC_B], packed[s, CONIC_C] = conics[m, 0], conics[m, 1], conics[m, 2]
+            packed[s, OPACITY] = opacities[m]
+            packed[s, RED], packed[s, GREEN], packed[s, BLUE] = colors[m, 0], colors[m, 1], colors[m, 2]
+            packed[s, DEPTH] = depths[m]
+            packed[s, RADIUS] = radii[m]
+
+
 class TileLists(NamedTuple):
     """The lists of all tiles, row-major, one after the other. E entries, M splats."""
 
