@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.floating[Any]]
+Array = npt.NDArray[Any]

@@ -63,7 +63,8 @@ class Frustum:
     height: float
 
     def bound(self) -> tuple[Array, float]:
-        centre = np.array(self.base) + (0, 0, self.height / 2)
+        x, y, z = self.base
+        centre = np.array([x, y, z + self.height / 2])
         return centre, float(np.hypot(max(self.bottom, self.top), self.height / 2))
 
     def intersect(self, origins: Array, directions: Array) -> Array:
