@@ -124,9 +124,9 @@ def catch_up(state: AdamRows, rows: Tensor, missed: MissedSteps) -> None:
 
 def step_rows(state: AdamRows, rows: Tensor, grad: Tensor, lr: float, step: int, constants: AdamConstants) -> None:
     """Takes Adam's step number ``step`` (from 1) on ``rows`` with gradient ``grad`` ((R, D)); see :func:`catch_up`."""
-    c1, c2 = 1 - constants.beta1**step, 1 - constants.beta2**step
     if state.values.device.type != "cpu":
         return _step_rows(state, rows, grad, lr, step, constants)
+    c1, c2 = 1 - constants.beta1**step, 1 - constants.beta2**step
     real = state.values.numpy().dtype.type
     rate, root = real(lr / c1), real(1 / math.sqrt(c2))
     beta1, beta2, eps = (real(c) for c in constants)

@@ -52,7 +52,11 @@ class LazyAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def catch_up(self, rows: Tensor | None = None) -> None:
-        """Applies the steps that ``rows`` ((R,) int64, all different; None: every row) have missed. Call before reading."""
+        """Applies the steps that ``rows`` have missed, as every reader must before it reads.
+
+        Args:
+            rows: (R,) int64, all different; None for every row.
+        """
         if self.kind == "selective":
             return
         for index, group in enumerate(self.param_groups):

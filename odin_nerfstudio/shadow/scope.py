@@ -28,8 +28,8 @@ def in_scope(
     """Rows that one camera may touch, whatever their rotation and wherever in the guard band they end up.
 
     Each primitive is replaced by the ball of its largest axis; the ball's centre ranges over the guard band. Interval
-    arithmetic over camera space then bounds the splat's centre, and ‖J‖² = (f/z)²(1 + u² + v²) its EWA radius, with u, v
-    limited as in the projection (Zwicker et al. 2001; gsplat's ``fully_fused_projection``).
+    arithmetic over camera space then bounds the splat's centre, and ‖J‖² = (f/z)²(1 + u² + v²) its EWA radius, with
+    u, v limited as in the projection (Zwicker et al. 2001; gsplat's ``fully_fused_projection``).
 
     Args:
         means: (N, 3) world positions, as stored, possibly late.

@@ -95,9 +95,18 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         """Views of one optimizer step."""
         return self.config.batch_per_rank * self.world_size
 
+    def prepare_training(self) -> None:
+        """Plans the schedule and decodes what fits in memory; whatever is wrong with either shows here.
+
+        Raises:
+            UserError: a group needs more views than there are, or an image cannot be decoded.
+        """
+        self.schedule.group(0)
+        self.train_views.fill("Decoding training images")
+
     @cached_property
     def schedule(self) -> Schedule:
-        """The order of views, planned from what they see. Planned at the first step: evaluation needs no plan."""
+        """The order of views, planned from what they see. Evaluation needs none."""
         dataset = self.train_dataset
         points = dataset.metadata.get("points3D_xyz")
         visibility = measure_visibility(
@@ -113,10 +122,8 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
 
     @cached_property
     def train_views(self) -> ViewLoader:
-        """Training views; as many as fit are decoded when training starts."""
-        loader = ViewLoader(self.train_dataset, int(self.config.cache_gib * GIB))
-        loader.fill("Decoding training images")
-        return loader
+        """Training views, decoded ahead of their turn."""
+        return ViewLoader(self.train_dataset, int(self.config.cache_gib * GIB))
 
     @cached_property
     def eval_views(self) -> ViewLoader:
