@@ -27,7 +27,7 @@ def assign_ranks(
     if costs is None:
         remote = np.repeat(1 - ownership, batch_per_rank, axis=1)
         return linear_sum_assignment(remote)[1] // batch_per_rank
-    relative = costs / max(float(costs.mean()), np.finfo(np.float64).tiny)
+    relative = costs / (float(costs.mean()) or 1.0)
     by_cost = np.argsort(-relative, kind="stable")
     assigned = np.empty(views, dtype=np.int64)
     load = np.zeros(ranks)

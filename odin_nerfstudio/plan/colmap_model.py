@@ -69,7 +69,7 @@ class ColmapModel:
 
 
 def read_colmap_model(folder: Path) -> ColmapModel:
-    """Reads ``cameras``, ``images`` and ``points3D`` of ``folder``; text is preferred where both kinds exist, as COLMAP does.
+    """Reads ``cameras``, ``images`` and ``points3D`` of a folder; where both kinds of file exist, the text ones.
 
     Raises:
         UserError: a file is missing, cut off or malformed, or a pose is not rigid.
@@ -229,7 +229,7 @@ def _points_from_binary(file: Path) -> tuple[NDArray[np.float64], NDArray[np.int
 
 
 def _lines(file: Path) -> list[tuple[int, str]]:
-    """The numbered lines of a text file that are no comments; blank ones count, an image without observations has one."""
+    """The numbered lines that are no comments. Blank ones stay: an image without observations has one."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     return [(number, line) for number, line in enumerate(lines, 1) if not line.startswith("#")]
 
@@ -273,7 +273,9 @@ def _images_from_text(file: Path) -> tuple[list[int], list[str], list[int], list
 
 def _points_from_text(file: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """As :func:`_points_from_binary`."""
-    positions, lengths, observers = [], [], []
+    positions: list[tuple[float, float, float]] = []
+    lengths: list[int] = []
+    observers: list[int] = []
     for number, line in _lines(file):
         if not line.strip():
             continue

@@ -181,8 +181,8 @@ def _incidence(seen: list[NDArray[np.int32]], points: int) -> sp.csr_array:
 def _reach(cameras: ViewCameras) -> float:
     """How far the frusta are followed: to twice the distance of what the cameras look at.
 
-    That is the point nearest to all optical axes. Where the axes are close to parallel (a survey from above) there is no such point, and the
-    reach follows from the distance between neighbours: captures are flown so that each sees most of what the next one sees.
+    That is the point nearest to all optical axes. Where these are close to parallel (a survey from above) there is no
+    such point, and the reach follows from the distance between neighbours, which see much of the same in any capture.
     """
     centres, directions = cameras.centres, cameras.directions
     across = np.eye(3) - directions[:, :, None] * directions[:, None, :]

@@ -15,6 +15,8 @@ import scipy.sparse as sp
 
 ROWS_PER_BLOCK = 256
 """Views per piece of the product: small enough that the intersections of a piece stay in cache."""
+ENTRIES_PER_PIECE = 1 << 20
+"""Entries renumbered at a time."""
 
 
 def relative_locality_graph(incidence: sp.csr_array) -> sp.csr_array:
@@ -27,7 +29,7 @@ def relative_locality_graph(incidence: sp.csr_array) -> sp.csr_array:
         (V, V) float32 weights in (0, 1], symmetric, zero diagonal (not stored), sorted indices.
     """
     views = incidence.shape[0]
-    counts = incidence.astype(np.int32)
+    counts = _in_order_of_appearance(incidence)
     transposed = counts.T.tocsr()
     seen = np.diff(counts.indptr)
 
@@ -46,3 +48,22 @@ def relative_locality_graph(incidence: sp.csr_array) -> sp.csr_array:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         blocks = list(pool.map(block, range(0, views, ROWS_PER_BLOCK)))
     return sp.vstack(blocks, format="csr") if blocks else sp.csr_array((0, 0), dtype=np.float32)
+
+
+def _in_order_of_appearance(incidence: sp.csr_array) -> sp.csr_array:
+    """The incidence as int32 counts, its points renumbered in the order in which the views first name them.
+
+    Points that the same views see then lie close together in memory, which makes the product many times faster when a
+    capture's numbering is not local.
+    """
+    indices, entries = incidence.indices, incidence.nnz
+    if entries == 0:
+        return incidence.astype(np.int32)
+    first = np.zeros(incidence.shape[1], dtype=indices.dtype)
+    for end in range(entries, 0, -ENTRIES_PER_PIECE):  # backwards: the earliest entry of a point is written last
+        start = max(end - ENTRIES_PER_PIECE, 0)
+        first[indices[start:end][::-1]] = np.arange(start, end, dtype=first.dtype)[::-1]
+    appears = np.zeros(entries, dtype=bool)
+    appears[first] = True  # a point that nobody sees names entry 0, which is an appearance anyway
+    number = (np.cumsum(appears, dtype=indices.dtype) - 1)[first]
+    return sp.csr_array((np.ones(entries, dtype=np.int32), number[indices], incidence.indptr), shape=incidence.shape)

@@ -38,7 +38,7 @@ class OdinOrder:
         self.pool = pool * tails.stream.group_size
 
     def epoch(self, epoch: int) -> Views:
-        size, carry, tail = self.stream.group_size, self.tails(epoch - 1), self.tails(epoch)
+        carry, tail = self.tails(epoch - 1), self.tails(epoch)
         random = generator(self.tails.seed, epoch, "order")
         anchors = self._anchors(epoch)
         following = self._anchors(epoch + 1)
@@ -89,7 +89,7 @@ class OdinOrder:
         size, first = self.stream.group_size, movable.start
         count = (movable.stop - movable.start) * size
         for _ in range(REPAIR_PASSES):
-            cost = np.concatenate([self._cost(groups, g) for g in range(movable.start, movable.stop)] or [[]])
+            cost = np.array([self._cost(groups, g) for g in range(movable.start, movable.stop)]).ravel()
             worst = np.argsort(-cost, kind="stable")[:REPAIRED_SLOTS]
             for slot in worst[cost[worst] > 0]:
                 others = random.choice(count, min(self.pool, count), replace=False)

@@ -132,12 +132,10 @@ class Schedule:
 
     def group_views(self, step: int) -> Views:
         """(n,) the views of a step."""
-        first = step * self.group_size
-        last = first + self.group_size - 1
-        epochs = range(first // self.views, last // self.views + 1)
-        views = np.concatenate([self._epoch_views(epoch) for epoch in epochs])
-        start = first - epochs[0] * self.views
-        return views[start : start + self.group_size]
+        first, end = step * self.group_size, (step + 1) * self.group_size
+        epochs = range(first // self.views, (end - 1) // self.views + 1)
+        spans = [(self._epoch_views(e), e * self.views) for e in epochs]
+        return np.concatenate([views[max(first - start, 0) : end - start] for views, start in spans])
 
     def __iter__(self) -> Iterator[Group]:
         """All groups, without end."""
