@@ -193,7 +193,7 @@ class OdinSplatfactoModel(SplatfactoModel):
         K = camera.get_intrinsics_matrices()[0]
         width, height = int(camera.width.item()), int(camera.height.item())
         camera.rescale_output_resolution(factor)
-        return PinholeCamera(viewmat.to(self.device), K.to(self.device), width, height)
+        return PinholeCamera(viewmat.to(self.means), K.to(self.means), width, height)
 
     def _raster_settings(self) -> RasterSettings:
         degree = min(self.step // self.config.sh_degree_interval, self.config.sh_degree)

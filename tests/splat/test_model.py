@@ -1,0 +1,210 @@
+"""The model: reading by scope changes cost, never values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from nerfstudio.cameras.cameras import Cameras, CameraType
+from nerfstudio.data.scene_box import OrientedBox, SceneBox
+from torch import Tensor
+
+from odin_nerfstudio.shadow.optimizer import LazyAdam
+from odin_nerfstudio.splat import model as model_module
+from odin_nerfstudio.splat import perceptual
+from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
+from odin_nerfstudio.splat.raster.reference import ReferenceRasterizer
+
+BOX = SceneBox(torch.tensor([[-1.0, -1, -1], [1, 1, 1]]))
+
+
+def make_model(seed_points: tuple[Tensor, Tensor] | None = None, kind: type | None = None, **options: Any):
+    """A small scene spread along x, in training mode at step 0."""
+    torch.manual_seed(0)
+    if seed_points is None:
+        spread = torch.tensor([6.0, 1.0, 1.0])
+        seed_points = ((torch.rand(400, 3) - 0.5) * spread, torch.randint(0, 255, (400, 3)))
+    options = {"num_downscales": 0, "sh_degree_interval": 5, "background_color": "black"} | options
+    config = OdinSplatfactoModelConfig(**options)
+    return (kind or OdinSplatfactoModel)(config, scene_box=BOX, num_train_data=6, seed_points=seed_points).train()
+
+
+def make_camera(x: float, index: int = 0, size: tuple[int, int] = (40, 30)) -> Cameras:
+    """Looks along −z at the part of the scene near ``x``."""
+    c2w = torch.eye(4)[None, :3]
+    c2w[0, :, 3] = torch.tensor([x, 0.0, 2.5])
+    return Cameras(
+        camera_to_worlds=c2w,
+        fx=torch.tensor([[2.0 * size[0]]]),
+        fy=torch.tensor([[2.0 * size[0]]]),
+        cx=torch.tensor([[size[0] / 2]]),
+        cy=torch.tensor([[size[1] / 2]]),
+        width=torch.tensor([[size[0]]]),
+        height=torch.tensor([[size[1]]]),
+        camera_type=CameraType.PERSPECTIVE,
+        metadata={"cam_idx": index},
+    )
+
+
+class EveryRow(OdinSplatfactoModel):
+    """The reference: every view reads the whole scene."""
+
+    def _scope(self, cameras: Any) -> Tensor:
+        return torch.arange(self.num_points)
+
+
+RATES = {"means": 1e-3, "scales": 5e-3, "quats": 1e-3, "features_dc": 2e-2, "features_rest": 1e-3, "opacities": 5e-2}
+
+
+def train(model: OdinSplatfactoModel, optimizers: dict[str, torch.optim.Optimizer], steps: int) -> None:
+    target = torch.rand(30, 40, 3, generator=torch.Generator().manual_seed(3))
+    for step in range(steps):
+        model.step = step
+        model.optimizers = optimizers
+        (outputs,) = model.render_group([make_camera(x=[-2.0, 2.0, 0.5][step % 3], index=step % 3)])
+        loss = (outputs["rgb"] - target).abs().mean()
+        for optimizer in optimizers.values():
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+
+
+class DenseAdam(torch.optim.Adam):
+    """torch's Adam, which does not take sparse gradients, on the same gradients made dense."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad = param.grad.to_dense()
+        super().step()
+
+
+def test_training_by_scope_equals_training_every_row_with_torch_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 and with the reference renderer, since Adam's first steps magnify rounding to the learning rate."""
+    monkeypatch.setattr(model_module, "select_rasterizer", lambda device: ReferenceRasterizer())
+    start, ours, theirs = make_model().double(), make_model().double(), make_model(kind=EveryRow).double()
+    lazy = {k: LazyAdam([p], lr=RATES[k], eps=1e-15) for k, p in ours.gauss_params.items()}
+    train(ours, lazy, 24)
+    late = (lazy["means"].state[ours.means]["row_step"] < 24).float().mean()
+    assert late > 0.2  # rows really were left alone
+    train(theirs, {k: DenseAdam([p], lr=RATES[k], eps=1e-15) for k, p in theirs.gauss_params.items()}, 24)
+    for optimizer in lazy.values():
+        optimizer.catch_up()
+    for name, param in ours.gauss_params.items():
+        moved = (theirs.gauss_params[name] - start.gauss_params[name]).detach().abs().max()
+        assert (param - theirs.gauss_params[name]).detach().abs().max() <= 1e-7 * moved, name
+
+
+def test_gradient_has_the_rows_of_the_scope() -> None:
+    model = make_model()
+    (outputs,) = model.render_group([make_camera(2.0)])
+    outputs["rgb"].sum().backward()
+    grad = model.means.grad
+    assert grad.is_sparse
+    assert 0 < grad.coalesce().indices().shape[1] < model.num_points / 2
+    active = (grad.to_dense() != 0).any(dim=1).nonzero()[:, 0]
+    assert torch.isin(active, grad.coalesce().indices()[0]).all()
+
+
+def test_group_gradient_is_the_sum_of_its_views() -> None:
+    cameras = [make_camera(-2.0), make_camera(0.0, index=1, size=(24, 36))]
+    weights = [torch.rand(h, w, 3, generator=torch.Generator().manual_seed(h)) for w, h in ((40, 30), (24, 36))]
+
+    def gradients(groups: list[list[int]]) -> dict[str, Tensor]:
+        model = make_model()
+        for group in groups:
+            outputs = model.render_group([cameras[i] for i in group])
+            sum((o["rgb"] * weights[i]).sum() for o, i in zip(outputs, group, strict=True)).backward()
+        return {name: p.grad.to_dense() for name, p in model.gauss_params.items()}
+
+    together, apart = gradients([[0, 1]]), gradients([[0], [1]])
+    for name in together:
+        torch.testing.assert_close(together[name], apart[name], rtol=1e-4, atol=1e-6)
+
+
+def test_camera_optimizer_gets_gradients() -> None:
+    model = make_model(
+        camera_optimizer=OdinSplatfactoModelConfig().camera_optimizer.__class__(mode="SO3xR3"), sh_degree=1
+    )
+    (outputs,) = model.render_group([make_camera(0.0, index=3)])
+    outputs["rgb"].square().sum().backward()
+    grad = model.camera_optimizer.pose_adjustment.grad
+    assert (grad[3] != 0).all()
+    assert (grad[[0, 1, 2, 4, 5]] == 0).all()
+
+
+def test_background_is_drawn_for_step_and_view() -> None:
+    model = make_model(background_color="random")
+
+    def background(step: int, view: int) -> Tensor:
+        model.step = step
+        return model.render_group([make_camera(0.0, index=view)])[0]["background"]
+
+    assert torch.equal(background(4, 1), background(4, 1))
+    assert not torch.equal(background(4, 1), background(5, 1))
+    assert not torch.equal(background(4, 1), background(4, 2))
+
+
+@pytest.mark.parametrize(("color", "value"), [("white", 1.0), ("black", 0.0)])
+def test_rgba_image_is_composed_over_the_background(color: str, value: float) -> None:
+    model = make_model(background_color=color).eval()
+    outputs = model.get_outputs_for_camera(make_camera(0.0))
+    image = torch.zeros(30, 40, 4, dtype=torch.uint8)
+    truth = model.composite_with_background(model.get_gt_img(image), outputs["background"])
+    assert torch.equal(truth, torch.full((30, 40, 3), value))
+
+
+def test_crop_box_leaves_out_what_lies_outside() -> None:
+    model = make_model().eval()
+    box = OrientedBox(R=torch.eye(3), T=torch.tensor([50.0, 0, 0]), S=torch.ones(3))
+    assert model.get_outputs_for_camera(make_camera(0.0))["accumulation"].max() > 0.1
+    assert model.get_outputs_for_camera(make_camera(0.0), obb_box=box)["accumulation"].max() == 0
+
+
+def test_mask_removes_pixels_from_the_loss() -> None:
+    model = make_model()
+    (outputs,) = model.render_group([make_camera(0.0)])
+    mask = torch.zeros(30, 40, 1, dtype=torch.bool)
+    image = torch.randint(0, 255, (30, 40, 3), dtype=torch.uint8)
+    losses = model.get_loss_dict(outputs, {"image": image, "mask": mask})
+    assert losses["main_loss"] < 1e-6
+
+
+@pytest.mark.parametrize("points", [0, 1, 3])
+def test_fewer_than_four_points_start_at_random(points: int, capsys: pytest.CaptureFixture[str]) -> None:
+    seed_points = (torch.rand(points, 3), torch.randint(0, 255, (points, 3)))
+    model = make_model(seed_points, num_random=50)
+    assert model.num_points == 50
+    assert "50 random primitives" in capsys.readouterr().out
+
+
+def test_coinciding_points_have_a_size() -> None:
+    model = make_model((torch.zeros(10, 3), torch.zeros(10, 3)))
+    assert torch.isfinite(model.scales).all()
+
+
+def test_sh_degree_zero_trains_colours_through_a_sigmoid() -> None:
+    model = make_model(sh_degree=0)
+    (outputs,) = model.render_group([make_camera(0.0)])
+    outputs["rgb"].sum().backward()
+    assert (model.features_dc.grad.to_dense() != 0).any()
+    assert model.features_rest.shape == (400, 0, 3)
+
+
+def test_metrics_without_lpips_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perceptual, "_build", lambda: None)
+    model = make_model().eval()
+    outputs = model.get_outputs_for_camera(make_camera(0.0))
+    metrics, _ = model.get_image_metrics_and_images(outputs, {"image": torch.rand(30, 40, 3)})
+    assert set(metrics) == {"psnr", "ssim"}
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_checkpoint_of_another_size_and_with_lpips_loads() -> None:
+    small, large = make_model((torch.rand(9, 3), torch.zeros(9, 3))), make_model()
+    state = {**large.state_dict(), "lpips.net.weight": torch.zeros(1)}
+    small.load_state_dict(state)
+    assert torch.equal(small.means, large.means)
