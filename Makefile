@@ -41,9 +41,9 @@ $(STAMP):
 	@echo "1/3 virtual environment, with $$($(PYTHON) --version)"
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV)
 	@echo "2/3 torch and torchvision, the largest download"
-	@$(BIN)/pip install --quiet torch torchvision
+	@$(BIN)/pip install -qq torch torchvision
 	@echo "3/3 nerfstudio, gsplat, the tools for tests, and this package"
-	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/pip install -qq --editable '.[dev]'
 	@rm -f $(VENV)/installed-*
 	@touch $@
 

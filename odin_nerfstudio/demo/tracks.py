@@ -11,14 +11,14 @@ from odin_nerfstudio.demo.arrays import Array
 from odin_nerfstudio.demo.camera import Camera
 from odin_nerfstudio.demo.raytrace import Tracer
 
-_POINTS_PER_VIEW = 150
+_POINTS_PER_VIEW = 180
 _DEPTH_TOLERANCE = 1e-6
 """Relative difference between a point's distance and that of the surface in front of it, to be the same surface."""
-_SAME_LOOK = float(np.cos(np.deg2rad(40)))
+_SAME_LOOK = float(np.cos(np.deg2rad(50)))
 """Cosine of the angle between two lines of sight up to which a feature is recognised again…"""
 _SAME_SIZE = 1.6
 """…the ratio of the two distances up to which it is…"""
-_LUCK = 0.75
+_LUCK = 0.7
 """…and the share of those cases in which the detector really does."""
 
 
