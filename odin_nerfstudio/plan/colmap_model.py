@@ -93,6 +93,8 @@ def read_colmap_model(folder: Path) -> ColmapModel:
     if not names:
         raise UserError(f"{files['images']}: the COLMAP model holds no image.")
 
+    if not np.isfinite(points).all():
+        raise UserError(f"{files['points3D']}: a point's position is NaN or infinite.")
     missing = next((c for c in camera_ids if c not in intrinsics), None)
     if missing is not None:
         raise UserError(f"{files['images']}: an image refers to camera {missing}, which {files['cameras']} lacks.")
