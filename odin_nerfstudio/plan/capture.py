@@ -101,12 +101,11 @@ def _from_transforms(file: Path) -> Capture:
     cameras = ViewCameras(camera_to_worlds, fx, fy, cx, cy, width.astype(np.int64), height.astype(np.int64))
 
     colmap_dir = find_colmap_model(data)
+    points: NDArray[np.float64] | None = None
     if isinstance(meta.get("ply_file_path"), str):
         points = read_ply_positions(data / meta["ply_file_path"])
     elif colmap_dir is not None:
         points = _points_from_colmap(colmap_dir, names, cameras)
-    else:
-        points = None
     return Capture(data.resolve().name, names, cameras, points, colmap_dir)
 
 
@@ -129,10 +128,7 @@ def _intrinsics(file: Path, camera: dict[str, Any]) -> tuple[float, ...]:
             width, height = int(camera["w"]), int(camera["h"])
         else:
             width, height = _image_size(file, camera["file_path"])
-        if "fl_x" in camera:
-            fx = float(camera["fl_x"])
-        else:
-            fx = width / (2 * np.tan(float(camera["camera_angle_x"]) / 2))
+        fx = float(camera["fl_x"]) if "fl_x" in camera else width / 2 / np.tan(float(camera["camera_angle_x"]) / 2)
         fy = float(camera.get("fl_y", fx))
         cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
     except (KeyError, TypeError, ValueError) as error:

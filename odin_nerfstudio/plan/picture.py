@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import matplotlib
 import numpy as np
 import scipy.sparse as sp
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from odin_nerfstudio.plan.cameras import ViewCameras
 from odin_nerfstudio.plan.conflict import mean_coupling
 from odin_nerfstudio.plan.plan import Plan
 
@@ -23,8 +28,8 @@ WEIGHTS = "magma_r"
 MAX_EDGES = 20_000
 MAX_POINTS = 30_000
 MAX_BINS = 600
-LAGS = 24
-STYLE: dict[str, Any] = {
+LAGS = 12
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 11,
     "text.color": INK,
@@ -42,96 +47,102 @@ STYLE: dict[str, Any] = {
 
 def draw_plan(plan: Plan) -> Figure:
     """Draws the plan, 1760 × 1100 pixels when saved at 110 dots per inch."""
-    import matplotlib
-
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(16, 10), dpi=110, facecolor="white")
         grid = figure.add_gridspec(
-            2, 3, width_ratios=(2.05, 1, 1), height_ratios=(1, 0.8),
-            left=0.045, right=0.975, top=0.85, bottom=0.075, wspace=0.2, hspace=0.3,
+            2, 3, width_ratios=(1.85, 1, 1), height_ratios=(1, 0.8),
+            left=0.05, right=0.965, top=0.85, bottom=0.075, wspace=0.24, hspace=0.2,
         )  # fmt: skip
         figures, order = plan.figures, np.concatenate([g.views for g in plan.schedule.epoch(0)])
         order = order[np.sort(np.unique(order, return_index=True)[1])]
         order = np.concatenate([order, np.setdiff1d(np.arange(plan.schedule.views), order)])
-        figure.text(0.045, 0.945, figures["capture"], fontsize=22, fontweight="bold", va="bottom")
-        figure.text(0.045, 0.935, _summary(figures), fontsize=11.5, color=MUTED, va="top")
+        figure.text(0.05, 0.945, figures["capture"], fontsize=22, fontweight="bold", va="bottom")
+        figure.text(0.05, 0.935, _summary(figures), fontsize=11.5, color=MUTED, va="top")
 
-        _draw_map(figure.add_subplot(grid[:, 0]), plan, order)
+        _draw_map(figure, figure.add_subplot(grid[:, 0]), plan, order)
         before, after = figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[0, 2])
         identity = np.arange(plan.schedule.views)
-        _draw_matrix(before, plan.rlg, identity, "Coupling in capture order", "view, as captured")
-        _draw_matrix(after, plan.rlg, order, f"… and in {figures['order']} order", "view, as scheduled")
+        _draw_matrix(figure, before, plan.rlg, identity, "Coupling in capture order", "view, as captured")
+        _draw_matrix(figure, after, plan.rlg, order, f"… and in {figures['order']} order", "view, as scheduled")
         _draw_lags(figure.add_subplot(grid[1, 1:]), plan)
     return figure
 
 
 def _summary(figures: dict[str, Any]) -> str:
+    ranks, batch = figures["world_size"], figures["batch_per_rank"]
     return (
-        f"{figures['views']:,} views, {figures['edges']:,} edges  ·  {figures['world_size']} ranks × "
-        f"{figures['batch_per_rank']} views per step, window {figures['window']}, order {figures['order']}  ·  "
+        f"{figures['views']:,} views, {figures['edges']:,} edges  ·  {ranks} rank{'s' * (ranks > 1)} × "
+        f"{batch} view{'s' * (batch > 1)} per step, window {figures['window']}, order {figures['order']}  ·  "
         f"predicted conflict {figures['predicted_conflict']:.2%}, in random order "
         f"{figures['predicted_conflict_random']:.2%}\n{figures['visibility_reason']}"
     )
 
 
-def _draw_map(axes: Axes, plan: Plan, order: NDArray[np.int64]) -> None:
-    origin, plane = _plane(plan.capture.cameras.centres, plan.capture.cameras.directions)
-    cameras = (plan.capture.cameras.centres - origin) @ plane.T
-    facing = plan.capture.cameras.directions @ plane.T
+def _draw_map(figure: Figure, axes: Axes, plan: Plan, order: NDArray[np.int64]) -> None:
+    centres, directions = plan.capture.cameras.centres, plan.capture.cameras.directions
+    plane, seen_from = _plane(plan.capture.cameras)
+    cameras, facing = centres @ plane.T, directions @ plane.T
     points = plan.capture.points if plan.capture.points is not None else plan.visibility.positions
     points = np.empty((0, 3)) if points is None else points[:: max(len(points) // MAX_POINTS, 1)]
-    flat = (points - origin) @ plane.T
+    flat = points @ plane.T
     low, high = _frame(cameras, flat)
+    ranks = len(plan.partition)
 
     cells = plan.partition.owner(points)
-    size = 3.0 if len(points) > 5_000 else 8.0
-    for cell in range(len(plan.partition)):
-        own = flat[cells == cell]
-        colour = CELLS[cell % len(CELLS)]
-        axes.scatter(own[:, 0], own[:, 1], s=size, color=colour, alpha=0.28, linewidths=0, rasterized=True)
-        if len(own) and len(plan.partition) > 1:
+    for cell in range(ranks):
+        own, colour = flat[cells == cell], CELLS[cell % len(CELLS)]
+        axes.scatter(own[:, 0], own[:, 1], s=3 if len(points) > 5_000 else 8, color=colour, alpha=0.28, linewidths=0)
+        if ranks > len(CELLS) and len(own):
             where = np.clip(np.median(own, axis=0), low, high)
-            axes.annotate(
-                f"rank {cell}", where, ha="center", va="center", fontsize=10, zorder=6,
-                bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour, "linewidth": 1.6},
-            )  # fmt: skip
+            axes.annotate(str(cell), where, ha="center", va="center", fontsize=10, fontweight="bold", zorder=6)
+        axes.scatter([], [], s=60, color=colour, label=f"points of rank {cell}")
+    if 1 < ranks <= len(CELLS):
+        axes.legend(loc="upper right", fontsize=10, facecolor="white", framealpha=0.85, edgecolor="none")
 
     edges = sp.triu(plan.rlg).tocoo()
     strongest = np.argsort(edges.data)[-MAX_EDGES:]
-    weight = edges.data[strongest] / (edges.data.max() if edges.nnz else 1)
     lines = np.stack([cameras[edges.row[strongest]], cameras[edges.col[strongest]]], axis=1)
     shade = np.zeros((len(lines), 4))
-    shade[:, 3] = 0.32 * weight
+    shade[:, 3] = 0.45 * edges.data[strongest] / (edges.data.max() if edges.nnz else 1)
     axes.add_collection(LineCollection(list(lines), colors=shade, linewidths=0.9, zorder=2))
 
     place = np.empty(len(order))
     place[order] = np.arange(len(order))
-    mark = float(np.clip(9_000 / len(order), 8, 70))
-    tick = 0.022 * (high - low).max()
+    tick = 0.025 * float((high - low).max())
     sight = np.stack([cameras, cameras + tick * facing], axis=1)
     axes.add_collection(LineCollection(list(sight), colors=INK, linewidths=0.8, alpha=0.6, zorder=3))
-    dots = axes.scatter(*cameras.T, c=place, cmap=ORDER, s=mark, edgecolors="white", linewidths=0.6, zorder=4)
-    bar = axes.figure.colorbar(dots, ax=axes, orientation="horizontal", fraction=0.035, pad=0.075, aspect=45)
-    bar.set_label("place in the first epoch")
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    mark = float(np.clip(9_000 / len(order), 8, 70))
+    dots = axes.scatter(
+        cameras[:, 0], cameras[:, 1], c=place, cmap=ORDER, s=mark, edgecolors="white", linewidths=0.6, zorder=4
+    )
+    _colour_bar(figure, axes, dots, orientation="horizontal", fraction=0.035, pad=0.075, aspect=45).set_label(
+        "place in the first epoch"
+    )
 
-    axes.set_title("From above: cameras, the points of each rank, and the edges of the locality graph")
-    axes.set_xlabel("first principal axis of the camera centres, world units")
-    axes.set_ylabel("second principal axis, world units")
-    axes.set_xlim(low[0], high[0])
-    axes.set_ylim(low[1], high[1])
-    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_title("Cameras, points of each rank, and edges of the locality graph")
+    axes.set_xlabel(f"world units, {seen_from}")
+    _fill_frame(figure, axes, low, high)
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
 
 
-def _plane(centres: NDArray[np.float64], directions: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
-    """Origin (3,) and axes (2, 3) of the plane in which the camera centres spread most, seen against the cameras' view."""
-    origin = centres.mean(axis=0)
-    plane = np.linalg.svd(centres - origin, full_matrices=True)[2][:2]
-    if np.cross(*plane) @ directions.mean(axis=0) > 0:
-        plane = plane * np.array([[1.0], [-1.0]])
-    return origin, plane
+def _plane(cameras: ViewCameras) -> tuple[NDArray[np.float64], str]:
+    """Axes (2, 3) of the picture's plane, and from where it is seen.
+
+    From above, against the cameras' mean up, if they agree on it. Cameras that all look the same way (a survey from
+    the air) say nothing of up by how they are turned; there it is the plane in which they spread.
+    """
+    ups, directions = cameras.camera_to_worlds[:, :, 1].mean(axis=0), cameras.directions.mean(axis=0)
+    spread = np.linalg.svd(cameras.centres - cameras.centres.mean(axis=0), full_matrices=True)[2]
+    if np.linalg.norm(ups) > 0.7 and np.linalg.norm(directions) < 0.95:
+        normal, seen_from = ups / np.linalg.norm(ups), "seen from above (the cameras' mean up axis)"
+    else:
+        normal, seen_from = spread[2], "seen across the plane in which the cameras spread"
+        normal = -normal if normal @ directions > 0 else normal
+    across = next(axis for axis in spread if np.linalg.norm(np.cross(normal, axis)) > 0.5)
+    across = across - (across @ normal) * normal
+    across /= np.linalg.norm(across)
+    return np.stack([across, np.cross(normal, across)]), seen_from
 
 
 def _frame(cameras: NDArray[np.float64], points: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
@@ -146,7 +157,25 @@ def _frame(cameras: NDArray[np.float64], points: NDArray[np.float64]) -> tuple[N
     return low - margin, high + margin
 
 
-def _draw_matrix(axes: Axes, rlg: sp.csr_array, order: NDArray[np.int64], title: str, label: str) -> None:
+def _fill_frame(figure: Figure, axes: Axes, low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
+    """Shows at least ``low`` to ``high``, at equal scales, and uses all the room that the axes have."""
+    room = np.array(axes.get_position().size) * figure.get_size_inches()
+    half = room * float(((high - low) / room).max()) / 2
+    middle = (low + high) / 2
+    axes.set_aspect("equal", adjustable="box")
+    axes.set_xlim(middle[0] - half[0], middle[0] + half[0])
+    axes.set_ylim(middle[1] - half[1], middle[1] + half[1])
+
+
+def _colour_bar(figure: Figure, axes: Axes, mappable: ScalarMappable, **layout: Any) -> Colorbar:
+    bar = figure.colorbar(mappable, ax=axes, **layout)
+    bar.outline.set_visible(False)
+    return bar
+
+
+def _draw_matrix(
+    figure: Figure, axes: Axes, rlg: sp.csr_array, order: NDArray[np.int64], title: str, label: str
+) -> None:
     """Weights between views, laid in the given order; large captures are averaged into bins."""
     views = len(order)
     bins = min(views, MAX_BINS)
@@ -162,9 +191,7 @@ def _draw_matrix(axes: Axes, rlg: sp.csr_array, order: NDArray[np.int64], title:
         norm=PowerNorm(0.5, vmin=0, vmax=max(float(image.max()), 1e-9)),
         extent=(0, views, views, 0),
     )
-    bar = axes.figure.colorbar(shown, ax=axes, fraction=0.046, pad=0.03)
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.ax.tick_params(labelsize=9, length=2)
+    _colour_bar(figure, axes, shown, fraction=0.046, pad=0.03).ax.tick_params(labelsize=9, length=2)
     axes.set_title(title)
     axes.set_xlabel(label)
     axes.tick_params(length=2, labelsize=9)
@@ -186,7 +213,7 @@ def _draw_lags(axes: Axes, plan: Plan) -> None:
     axes.set_title("Mean coupling of a group to an earlier one")
     axes.set_xlabel("groups back")
     axes.set_ylabel("mean RLG weight")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)

@@ -99,14 +99,18 @@ class Plan:
 
         Infinite bounds, which JSON cannot hold, are null.
         """
-        bounds = [
-            [[v if np.isfinite(v) else None for v in corner] for corner in cell] for cell in self.partition.bounds
-        ]
+        bounds = self.partition.bounds.astype(object)
+        bounds[np.isinf(self.partition.bounds)] = None
         groups = [
             {"step": group.step, "views": group.views.tolist(), "ranks": group.ranks.tolist()}
             for group in self.schedule.epoch(0)
         ]
-        document = {"figures": self.figures, "images": self.capture.image_names, "cells": bounds, "groups": groups}
+        document = {
+            "figures": self.figures,
+            "images": self.capture.image_names,
+            "cells": bounds.tolist(),
+            "groups": groups,
+        }
         return json.dumps(document, allow_nan=False)
 
     def _conflict(self, groups: NDArray[np.int64]) -> float:
