@@ -3,8 +3,10 @@
 A tile's row of sixteen pixels is one value (:mod:`lanes`). Per pixel and splat, as in gsplat 1.4.0's
 ``rasterize_to_pixels``: σ = ½(a·dx² + c·dy²) + b·dx·dy, α = min(0.999, o·e^−σ), skipped where σ < 0 or α < 1/255; the
 pixel is finished, without this splat, when T·(1 − α) ≤ 10⁻⁴. The derivative recovers T by division, starting from the
-final T, and replaces the sums over everything behind by one running number per pixel. Depth is the expected depth
-Ez = Σ w·z / Σ w (Σ w is alpha, and more exact than 1 − T where it is small), whose derivative is taken as a whole, ∂Ez/∂w = (z − Ez) / Σ w: the two parts of the quotient rule cancel badly.
+final T, and replaces the sums over everything behind by one running number per pixel.
+
+Depth is the expected depth Ez = Σ w·z / Σ w, where Σ w is alpha (and more exact than 1 − T where it is small). Its
+derivative is taken as a whole, ∂Ez/∂w = (z − Ez) / Σ w, because the two parts of the quotient rule cancel badly.
 
 Both directions evaluate σ and α with the same instructions, so they agree on which pixels a splat touched.
 """
@@ -119,7 +121,7 @@ def blend(
             if open_total == 0:
                 break
             splat = packed[entries[first + k, OWNER]]
-            dx, quadratic, linear = _offsets(splat, left_f)
+            _, quadratic, linear = _offsets(splat, left_f)
             for row in range(entries[first + k, FIRST_ROW], entries[first + k, END_ROW]):
                 if open_pixels[row] == 0:
                     continue

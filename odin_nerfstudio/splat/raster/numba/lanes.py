@@ -120,7 +120,7 @@ def _address(context, builder, array_type, array, index):
 
 @intrinsic
 def load(typingctx, array, index):
-    """Elements ``index … index + 15`` of a contiguous one-dimensional float32 array; bounds are the caller's business."""
+    """Elements ``index … index + 15`` of a contiguous one-dimensional float32 array, without a check of bounds."""
 
     def codegen(context, builder, sig, args):
         return builder.load(_address(context, builder, sig.args[0], *args), align=4)
@@ -192,9 +192,7 @@ def count(typingctx, condition):
 
     def codegen(context, builder, sig, args):
         word = ir.IntType(WIDTH)
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(word, [word]), f"llvm.ctpop.i{WIDTH}"
-        )
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(word, [word]), f"llvm.ctpop.i{WIDTH}")
         return builder.zext(builder.call(function, [builder.bitcast(args[0], word)]), ir.IntType(64))
 
     return types.int64(mask), codegen
@@ -209,7 +207,9 @@ def total(typingctx, x):
         while width > 1:
             width //= 2
             empty = ir.Constant(value.type, ir.Undefined)
-            pick = [ir.Constant(ir.VectorType(_INT, width), [offset + i for i in range(width)]) for offset in (0, width)]
+            pick = [
+                ir.Constant(ir.VectorType(_INT, width), [offset + i for i in range(width)]) for offset in (0, width)
+            ]
             value = builder.fadd(*(builder.shuffle_vector(value, empty, p) for p in pick))
         return builder.extract_element(value, ir.Constant(_INT, 0))
 

@@ -61,7 +61,7 @@ def _to_camera(mean, camera):
 def _slopes(position, camera, width, height):
     """x/z and y/z, clamped to 15 % of the image size outside the image, and whether each was left as it was.
 
-    The Jacobian of a Gaussian far outside the view would be wild without the clamp; 0.15 × size / f is 0.3 · tan(fov/2).
+    The Jacobian of a Gaussian far outside the view would be wild without the clamp. 0.15·size/f is 0.3·tan(fov/2).
     """
     fx, fy, cx, cy = camera[16], camera[17], camera[18], camera[19]
     u, v = position[0] / position[2], position[1] / position[2]

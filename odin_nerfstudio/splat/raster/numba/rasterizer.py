@@ -29,7 +29,9 @@ def _array(tensor: Tensor) -> np.ndarray:
         TypeError: if it is not float32 (or an integer of 32 or 64 bits) on the CPU.
     """
     if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.int32, torch.int64):
-        raise TypeError(f"The numba rasterizer works on float32 tensors on the CPU, not {tensor.dtype} on {tensor.device}.")
+        raise TypeError(
+            f"The numba rasterizer works on float32 tensors on the CPU, not {tensor.dtype} on {tensor.device}."
+        )
     return tensor.detach().contiguous().numpy()
 
 
@@ -110,7 +112,9 @@ class _Rasterize(torch.autograd.Function):
     """Splats → colour, alpha and expected depth."""
 
     @staticmethod
-    def forward(ctx, means2d, depths, conics, opacities, colors, splats: Splats, width: int, height: int, absgrad: bool):
+    def forward(
+        ctx, means2d, depths, conics, opacities, colors, splats: Splats, width: int, height: int, absgrad: bool
+    ):
         order = front_to_back(_array(depths), _array(splats.ids))
         packed = np.empty((len(order), PACKED_WIDTH), np.float32)
         fields = [_array(t) for t in (means2d, conics, opacities, colors, depths, splats.radii)]
@@ -137,9 +141,10 @@ class _Rasterize(torch.autograd.Function):
     def backward(ctx, g_rgb, g_alpha, g_depth):
         order, packed, lists, transmittance, stop = ctx.state
         partials = np.empty((len(lists.entries), PARTIAL_WIDTH), np.float32)
+        upstream = (_array(g_rgb), _array(g_alpha), _array(g_depth))
         run(
             blend_backward, len(stop), packed, lists.entries, lists.starts, lists.columns, *ctx.size,
-            *map(_array, ctx.saved_tensors), transmittance, stop, _array(g_rgb), _array(g_alpha), _array(g_depth), partials,
+            *map(_array, ctx.saved_tensors), transmittance, stop, *upstream, partials,
         )  # fmt: skip
         gradients = torch.empty(len(order), PARTIAL_WIDTH)
         run(gather_partials, _blocks(len(order)), BLOCK, order, lists.slots, partials, gradients.numpy())

@@ -1,8 +1,9 @@
 """How far a splat can matter: bounds on the ellipse outside which its alpha is surely below 1/255.
 
-Leaving such pixels out changes no value, because the blending skips them anyway. "Surely" includes rounding: the ellipse
-is the level set of a little more than the exact threshold, by as much as the blending's float32 exponent can be off.
-Offsets are pixel − mean. The band-wise extent follows Speedy-Splat (Hanson et al. 2024, "SnugBox" and "AccuTile").
+Leaving such pixels out changes no value, because the blending skips them anyway. "Surely" includes rounding: the
+ellipse is the level set of a little more than the exact threshold, by as much as the blending's float32 exponent can
+be off. Offsets are pixel − mean. The band-wise extent follows "SnugBox" and "AccuTile" of Speedy-Splat (Hanson et al.
+2024).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 
 from odin_nerfstudio.splat.raster.numba.threads import inlined
 
-# Relative errors of the float32 exponential, of the product with the opacity, and of the constant 1/255, in the exponent.
+# Relative errors of the float32 exponential, of its product with the opacity, and of the constant 1/255.
 _EXPONENT_SLACK = 1e-5
 # The exponent is a sum of products of float32 numbers: at most a dozen roundings of its largest terms.
 _ROUNDING = 16.0 * 2.0**-24

@@ -1,9 +1,9 @@
 """Kernels on several threads without numba's threading layers.
 
-Python threads run kernels that release the GIL and draw the numbers of their work items from one atomic counter. Unlike
-numba's own layers this may be called from several threads at once (a viewer beside a training loop), survives a fork,
-takes the thread count from ``torch.get_num_threads()`` (which torchrun sets to 1), and compiles in a fraction of the time.
-Which thread does an item never shows in the result: items write to places of their own.
+Python threads run kernels that release the GIL and draw the numbers of their work items from one atomic counter.
+Unlike numba's own layers this may be called from several threads at once (a viewer beside a training loop), survives a
+fork, takes the thread count from ``torch.get_num_threads()`` (which torchrun sets to 1), and compiles in a fraction of
+the time. Which thread does an item never shows in the result: items write to places of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 jit = numba.njit(cache=True, nogil=True, error_model="numpy")
-"""For kernels. Numba's cache looks at the file of the kernel alone: after a change of what it calls, touch that file."""
+"""For kernels. Numba's cache compares the file of the kernel alone: touch it after a change of what it calls."""
 
 inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
 """For the small functions kernels are made of."""
@@ -43,8 +43,9 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="raster")
 
 
-# The threads of a pool do not survive a fork.
-os.register_at_fork(after_in_child=_pool.cache_clear)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # The threads of a pool do not survive a fork.
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def run(kernel: Callable[..., None], items: int, *args: object) -> None:

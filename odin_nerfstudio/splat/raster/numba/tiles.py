@@ -27,7 +27,7 @@ OWNER, SLOT, FIRST_ROW, END_ROW = range(4)
 
 @jit
 def pack(counter, items, block, order, means2d, conics, opacities, colors, depths, radii, packed):
-    """Copies splats into ``packed`` (M, PACKED_WIDTH) float32 in the order given, (M,) int64; blocks of ``block`` splats."""
+    """Copies splats into ``packed`` (M, PACKED_WIDTH) in the ``order`` given, (M,) int64, ``block`` splats an item."""
     while True:
         start = take(counter)
         if start >= items:
@@ -62,7 +62,7 @@ def _clipped(value, most):
 
 @inlined
 def _tile_box(splat, tile_columns, tile_rows):
-    """Tiles touched by the square around the splat, in gsplat's float32 arithmetic: left, right, top, bottom; ends open."""
+    """Tiles that the square around the splat touches, in gsplat's float32 arithmetic: left, right, top, bottom."""
     size = np.float32(TILE)
     x, y, r = splat[X] / size, splat[Y] / size, splat[RADIUS] / size
     return (

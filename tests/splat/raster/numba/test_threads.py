@@ -1,0 +1,63 @@
+"""Work items are done once each, whatever calls."""
+
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from odin_nerfstudio.splat.raster.numba.threads import run, take
+
+
+@numba.njit(nogil=True)
+def _tally(counter, items, tally):
+    while True:
+        i = take(counter)
+        if i >= items:
+            break
+        tally[i] += 1
+
+
+def _tallied(items: int) -> np.ndarray:
+    tally = np.zeros(items, np.int64)
+    run(_tally, items, tally)
+    return tally
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("items", [0, 1, 2, 1000])
+def test_every_item_once(threads: int, items: int) -> None:
+    assert np.all(_tallied(items) == 1)
+
+
+def test_concurrent_callers(threads: int) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert all(np.all(tally == 1) for tally in pool.map(_tallied, [500] * 64))
+
+
+def _in_child() -> None:
+    torch.set_num_threads(2)
+    assert np.all(_tallied(100) == 1)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_after_a_fork(threads: int) -> None:
+    _tallied(100)
+    child = multiprocessing.get_context("fork").Process(target=_in_child)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_an_error_in_a_kernel_reaches_the_caller(threads: int) -> None:
+    with pytest.raises(numba.TypingError):
+        run(_tally, 3, "not an array")
