@@ -69,9 +69,9 @@ def test_equal_depths_are_drawn_by_id() -> None:
 
 
 def test_a_pixel_ends_before_the_splat_that_would_close_it() -> None:
-    balls = [_row(2.0 + i, 0.9, 0.5, deviation=1.0, number=i) for i in range(6)]
+    balls = [_row(2.0 + i, 0.95, 0.5, deviation=1.0, number=i) for i in range(6)]
     alpha = ReferenceRasterizer().rasterize(_project(_join(*balls)), 9, 7).alpha[3, 4, 0].item()
-    assert math.isclose(alpha, 1 - 0.1**3, rel_tol=1e-9)  # the fourth would leave 1e-4
+    assert math.isclose(alpha, 1 - 0.05**3, rel_tol=1e-9)  # the fourth would leave 6e-6
 
 
 def test_harmonics_are_orthonormal() -> None:
