@@ -92,9 +92,6 @@ def _draw_map(figure: Figure, axes: Axes, plan: Plan, order: NDArray[np.int64]) 
     for cell in range(ranks):
         own, colour = flat[cells == cell], CELLS[cell % len(CELLS)]
         axes.scatter(own[:, 0], own[:, 1], s=3 if len(points) > 5_000 else 8, color=colour, alpha=0.28, linewidths=0)
-        if ranks > len(CELLS) and len(own):
-            where = np.clip(np.median(own, axis=0), low, high)
-            axes.annotate(str(cell), where, ha="center", va="center", fontsize=10, fontweight="bold", zorder=6)
         axes.scatter([], [], s=60, color=colour, label=f"points of rank {cell}")
     if 1 < ranks <= len(CELLS):
         axes.legend(loc="upper right", fontsize=10, facecolor="white", framealpha=0.85, edgecolor="none")
@@ -137,7 +134,7 @@ def _plane(cameras: ViewCameras) -> tuple[NDArray[np.float64], str]:
     if np.linalg.norm(ups) > 0.7 and np.linalg.norm(directions) < 0.95:
         normal, seen_from = ups / np.linalg.norm(ups), "seen from above (the cameras' mean up axis)"
     else:
-        normal, seen_from = spread[2], "seen across the plane in which the cameras spread"
+        normal, seen_from = spread[2], "seen along the axis in which the cameras spread least"
         normal = -normal if normal @ directions > 0 else normal
     across = next(axis for axis in spread if np.linalg.norm(np.cross(normal, axis)) > 0.5)
     across = across - (across @ normal) * normal

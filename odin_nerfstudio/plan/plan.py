@@ -105,13 +105,8 @@ class Plan:
             {"step": group.step, "views": group.views.tolist(), "ranks": group.ranks.tolist()}
             for group in self.schedule.epoch(0)
         ]
-        document = {
-            "figures": self.figures,
-            "images": self.capture.image_names,
-            "cells": bounds.tolist(),
-            "groups": groups,
-        }
-        return json.dumps(document, allow_nan=False)
+        content = {"images": self.capture.image_names, "cells": bounds.tolist(), "groups": groups}
+        return json.dumps({"figures": self.figures, **content}, allow_nan=False)
 
     def _conflict(self, groups: NDArray[np.int64]) -> float:
         return float(predicted_conflict(groups, self.visibility.incidence, self.schedule.config.window).mean())

@@ -1,0 +1,32 @@
+"""``odin-bench``: measures the parts that must be fast, and prints their figures as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+
+import tyro
+
+from odin_nerfstudio.errors import UserError, exit_with_sentence
+
+BENCHES = {
+    "rlg": ("RlgBench", "the relative locality graph of a synthetic capture"),
+    "raster": ("RasterBench", "the CPU rasterizer, speed and error against the reference"),
+}
+"""Name → class in the module of that name (its ``run()`` prints a table and returns the figures), what it measures."""
+
+
+def entrypoint() -> None:
+    """The console script. Only the bench that is named is imported: the others may need what is not installed."""
+    name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
+    if name in ("-h", "--help"):
+        print("usage: odin-bench {" + ",".join(BENCHES) + "} [--help] [OPTIONS]\n")
+        print("\n".join(f"  {bench:<8} {what}" for bench, (_, what) in BENCHES.items()))
+        return
+    with exit_with_sentence():
+        if name not in BENCHES:
+            raise UserError(f"odin-bench: there is no bench {name!r}; choose from {', '.join(BENCHES)}.")
+        bench = getattr(import_module(f"odin_nerfstudio.cli.bench.{name}"), BENCHES[name][0])
+        figures = tyro.cli(bench, prog=f"odin-bench {name}", args=arguments).run()
+        print(json.dumps(figures))
