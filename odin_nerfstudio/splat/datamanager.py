@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,10 +20,9 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.plan.cameras import ViewCameras, check_poses
-from odin_nerfstudio.plan.capture import find_colmap_model
-from odin_nerfstudio.plan.covisibility import measure_visibility
-from odin_nerfstudio.plan.locality_graph import relative_locality_graph
-from odin_nerfstudio.plan.schedule import Schedule, ScheduleConfig
+from odin_nerfstudio.plan.capture import Capture, find_colmap_model
+from odin_nerfstudio.plan.plan import Plan
+from odin_nerfstudio.plan.schedule import ScheduleConfig
 from odin_nerfstudio.splat.dataset import UndistortedDataset
 from odin_nerfstudio.splat.draws import keyed_generator
 from odin_nerfstudio.splat.loader import ViewLoader
@@ -69,7 +68,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     train_dataset: UndistortedDataset
     eval_dataset: UndistortedDataset
     seed: int = 0
-    """Seed of the schedule and of the choice of evaluation images; set by the pipeline."""
+    """Seed of the choice of evaluation images; set by the pipeline."""
 
     def __init__(
         self,
@@ -101,24 +100,24 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         Raises:
             UserError: a group needs more views than there are, or an image cannot be decoded.
         """
-        self.schedule.group(0)
+        self.plan.schedule.group(0)
         self.train_views.fill("Decoding training images")
 
     @cached_property
-    def schedule(self) -> Schedule:
-        """The order of views, planned from what they see. Evaluation needs none."""
+    def plan(self) -> Plan:
+        """The plan of the training views. Evaluation needs none."""
         dataset = self.train_dataset
         points = dataset.metadata.get("points3D_xyz")
-        visibility = measure_visibility(
-            dataset.image_filenames,
-            _plan_cameras(dataset.cameras),
-            None if points is None else points.cpu().numpy(),
-            self._colmap_model(),
+        capture = Capture(
+            name=self.get_datapath().name,
+            image_names=[str(path) for path in dataset.image_filenames],
+            cameras=_plan_cameras(dataset.cameras),
+            points=None if points is None else points.cpu().numpy(),
+            colmap_dir=self._colmap_model(),
         )
-        CONSOLE.log(f"Plan: {visibility.reason}")
-        config = replace(self.config.schedule, seed=self.seed)
-        rlg = relative_locality_graph(visibility.incidence)
-        return Schedule(rlg, config, self.world_size, self.config.batch_per_rank)
+        plan = Plan.build(capture, self.world_size, self.config.batch_per_rank, self.config.schedule)
+        CONSOLE.log(f"Plan: {plan.visibility.reason}")
+        return plan
 
     @cached_property
     def train_views(self) -> ViewLoader:
@@ -163,7 +162,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         return int((cameras.width * cameras.height).float().mean() * self.config.batch_per_rank)
 
     def _views_of(self, step: int) -> list[int]:
-        return self.schedule.group(step).of_rank(self.local_rank).tolist()
+        return self.plan.schedule.group(step).of_rank(self.local_rank).tolist()
 
     def _colmap_model(self) -> Path | None:
         """The COLMAP model of the capture: the one the data parser reads, else where captures keep it."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from gsplat.strategy import DefaultStrategy, MCMCStrategy
 from nerfstudio.cameras.camera_optimizers import CameraOptimizer
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
@@ -66,8 +65,6 @@ class OdinSplatfactoModel(SplatfactoModel):
     """
 
     config: OdinSplatfactoModelConfig
-    seed: int = 0
-    """Seed of the draws of every step."""
 
     def populate_modules(self) -> None:
         """Builds parameters from seed points (or at random), metrics and the strategy. Nothing here needs a GPU."""
@@ -88,10 +85,15 @@ class OdinSplatfactoModel(SplatfactoModel):
             x, y, w = self.config.grid_shape
             self.bil_grids = BilateralGrid(num=self.num_train_data, grid_X=x, grid_Y=y, grid_W=w)
         self.strategy = self._strategy()
-        mcmc = isinstance(self.strategy, MCMCStrategy)
-        self.strategy_state = {} if mcmc else self.strategy.initialize_state(scene_scale=1.0)
+        self.set_seed(0)
+        grows = isinstance(self.strategy, GrowAndPrune)
+        self.strategy_state = self.strategy.initialize_state(scene_scale=1.0) if grows else {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self._rendered: list[tuple[Splats, PinholeCamera]] = []
+
+    def set_seed(self, seed: int) -> None:
+        """Sets the seed of what every step draws: backgrounds, and where new primitives go."""
+        self.seed = self.strategy.seed = seed
 
     def attach(self, optimizers: Optimizers) -> None:
         """Gives the model the optimizers whose missed steps its reads apply."""
@@ -241,7 +243,7 @@ class OdinSplatfactoModel(SplatfactoModel):
                 statistics.append(SplatStatistics(splats.ids, grad, splats.radii, camera.width, camera.height))
         return statistics
 
-    def _strategy(self) -> DefaultStrategy | MCMCStrategy:
+    def _strategy(self) -> GrowAndPrune | MonteCarlo:
         config = self.config
         if config.strategy == "mcmc":
             return MonteCarlo(

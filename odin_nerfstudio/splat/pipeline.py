@@ -53,7 +53,8 @@ class OdinPipeline(VanillaPipeline):
             if world_size > 1:
                 raise UserError("--machine.num-devices: odin-splatfacto trains on one device so far. Set it to 1.")
             super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)
-            self.model.seed = self.datamanager.seed = config.seed
+            self.model.set_seed(config.seed)
+            self.datamanager.seed = config.seed
             if test_mode == "val":  # what nerfstudio calls a pipeline that is going to be trained
                 self.datamanager.prepare_training()
 

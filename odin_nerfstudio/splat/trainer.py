@@ -76,8 +76,6 @@ class OdinTrainerConfig(TrainerConfig):
                 raise UserError(
                     "--machine.device-type cuda: torch sees no CUDA device here. Leave the flag out or set it to cpu."
                 )
-            if self.load_dir is not None:
-                checkpoint_path(self.load_dir, self.load_step)
 
     def get_checkpoint_dir(self) -> Path:
         """Where this run keeps its checkpoints.
@@ -101,13 +99,18 @@ class OdinTrainer(Trainer):
     pipeline: OdinPipeline
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
-        """Sets up the run and, once that worked, writes its config.yml."""
+        """Sets up the run. Nothing is written before the checkpoint to resume from and the capture were read."""
         self.config.pipeline.seed = self.config.machine.seed
         with exit_with_sentence():
+            self._resumed = self._read_checkpoint()
             super().setup(test_mode)
-        super(OdinTrainerConfig, self.config).save_config()
 
     def setup_optimizers(self) -> Optimizers:
+        """nerfstudio calls this once the pipeline stands: the moment from which the run exists on disk."""
+        super(OdinTrainerConfig, self.config).save_config()
+        return self._build_optimizers()
+
+    def _build_optimizers(self) -> Optimizers:
         """Optimizers for the current parameters, scaled to the number of views in a step."""
         views = self.pipeline.datamanager.group_size if self.config.batch_scaling else 1
         configs: dict[str, Any] = {}
@@ -172,17 +175,21 @@ class OdinTrainer(Trainer):
                 if other != path:
                     other.unlink()
 
-    def _load_checkpoint(self) -> None:
-        """Resumes: parameters of the saved number of primitives, then optimizers built for these parameters."""
+    def _read_checkpoint(self) -> dict[str, Any] | None:
+        """What ``--load-dir`` or ``--load-checkpoint`` asks to resume from."""
         path = self.config.load_checkpoint
         if self.config.load_dir is not None:
             path = checkpoint_path(self.config.load_dir, self.config.load_step)
-        if path is None:
+        return None if path is None else read_checkpoint(path)
+
+    def _load_checkpoint(self) -> None:
+        """Resumes: parameters of the saved number of primitives, then optimizers built for these parameters."""
+        state, self._resumed = self._resumed, None
+        if state is None:
             return
-        state = read_checkpoint(path)
         self._start_step = state["step"] + 1
         self.pipeline.load_pipeline(state["pipeline"], state["step"])
-        self.optimizers = self.setup_optimizers()
+        self.optimizers = self._build_optimizers()
         self.optimizers.load_optimizers(state["optimizers"])
         if self.config.load_scheduler:
             self.optimizers.load_schedulers(state["schedulers"])
@@ -192,7 +199,7 @@ class OdinTrainer(Trainer):
         self.pipeline.model.strategy_state = {
             key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in strategy.items()
         }
-        CONSOLE.print(f"Resuming after step {state['step']} from {path}")
+        CONSOLE.print(f"Resuming after step {state['step']}.")
 
 
 def _check_readable(path: Path) -> None:
