@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,3 +17,16 @@ def demo_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("demo") / "capture"
     write_capture(directory, views=12, width=96, height=72, seed=0)
     return directory
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """Gives the folder of a real capture by name, or skips the test where it is not at hand."""
+
+    def find(name: str) -> Path:
+        root = Path(os.environ.get("ODIN_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+        if not (root / name).is_dir():
+            pytest.skip(f"the capture {name} is not in {root}; ODIN_TEST_DATA can name another folder")
+        return root / name
+
+    return find
