@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from odin_nerfstudio.splat.raster.numba.order import front_to_back
 from odin_nerfstudio.splat.raster.numba.project import BLOCK, project, project_backward
 from odin_nerfstudio.splat.raster.numba.shade import shade, shade_backward
 from odin_nerfstudio.splat.raster.numba.threads import run
-from odin_nerfstudio.splat.raster.numba.tiles import PACKED_WIDTH, list_tiles, pack
+from odin_nerfstudio.splat.raster.numba.tiles import PACKED_WIDTH, TileLists, list_tiles, pack
 from odin_nerfstudio.splat.raster.protocol import Image, PinholeCamera, RasterSettings, Rows, Splats
 
 
@@ -108,38 +110,64 @@ class _Project(torch.autograd.Function):
         return (*gradients, g_viewmat, None, None, None)
 
 
+class _Blended(NamedTuple):
+    """An image and what its derivative needs; see :func:`~odin_nerfstudio.splat.raster.numba.blend.blend`."""
+
+    rgb: Tensor
+    alpha: Tensor
+    depth: Tensor
+    order: np.ndarray
+    packed: np.ndarray
+    lists: TileLists
+    transmittance: np.ndarray
+    stop: np.ndarray
+    tests: np.ndarray
+
+
+def _blend(splats: Splats, width: int, height: int) -> _Blended:
+    order = front_to_back(_array(splats.depths), _array(splats.ids))
+    packed = np.empty((len(order), PACKED_WIDTH), np.float32)
+    fields = (splats.means2d, splats.conics, splats.opacities, splats.colors, splats.depths, splats.radii)
+    run(pack, _blocks(len(order)), BLOCK, order, *map(_array, fields), packed)
+    lists = list_tiles(packed, width, height)
+    tiles = len(lists.starts) - 1
+    blended = _Blended(
+        rgb=torch.empty(height, width, 3),
+        alpha=torch.empty(height, width, 1),
+        depth=torch.empty(height, width, 1),
+        order=order,
+        packed=packed,
+        lists=lists,
+        transmittance=np.empty((tiles, PIXELS), np.float32),
+        stop=np.empty((tiles, PIXELS), np.float32),
+        tests=np.empty(tiles, np.int64),
+    )
+    image = (blended.rgb.numpy(), blended.alpha.numpy(), blended.depth.numpy())
+    run(
+        blend, tiles, packed, lists.entries, lists.starts, lists.columns, width, height,
+        *image, blended.transmittance, blended.stop, blended.tests,
+    )  # fmt: skip
+    return blended
+
+
 class _Rasterize(torch.autograd.Function):
-    """Splats → colour, alpha and expected depth."""
+    """Splats → colour, alpha and expected depth; the five tensors are those of ``splats``, for autograd to see."""
 
     @staticmethod
     def forward(
         ctx, means2d, depths, conics, opacities, colors, splats: Splats, width: int, height: int, absgrad: bool
     ):
-        order = front_to_back(_array(depths), _array(splats.ids))
-        packed = np.empty((len(order), PACKED_WIDTH), np.float32)
-        fields = [_array(t) for t in (means2d, conics, opacities, colors, depths, splats.radii)]
-        run(pack, _blocks(len(order)), BLOCK, order, *fields, packed)
-        lists = list_tiles(packed, width, height)
-
-        rgb = torch.empty(height, width, 3)
-        alpha, depth = torch.empty(height, width, 1), torch.empty(height, width, 1)
-        tiles = len(lists.starts) - 1
-        transmittance, stop = np.empty((tiles, PIXELS), np.float32), np.empty((tiles, PIXELS), np.float32)
-        tests = np.empty(tiles, np.int64)
-        run(
-            blend, tiles, packed, lists.entries, lists.starts, lists.columns, width, height,
-            rgb.numpy(), alpha.numpy(), depth.numpy(), transmittance, stop, tests,
-        )  # fmt: skip
-        ctx.save_for_backward(alpha, depth)
-        ctx.state = (order, packed, lists, transmittance, stop)
+        blended = _blend(splats, width, height)
+        ctx.save_for_backward(blended.alpha, blended.depth)
+        ctx.state = blended[3:]
         ctx.size = (width, height)
         ctx.absgrad_into = splats if absgrad else None
-        return rgb, alpha, depth
+        return blended.rgb, blended.alpha, blended.depth
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g_rgb, g_alpha, g_depth):
-        order, packed, lists, transmittance, stop = ctx.state
+        order, packed, lists, transmittance, stop, _ = ctx.state
         partials = np.empty((len(lists.entries), PARTIAL_WIDTH), np.float32)
         upstream = (_array(g_rgb), _array(g_alpha), _array(g_depth))
         run(
@@ -189,3 +217,7 @@ class NumbaRasterizer:
             absgrad,
         )
         return Image(*image)
+
+    def count_tests(self, splats: Splats, width: int, height: int) -> int:
+        """How many alpha tests an image costs: splats looked at per pixel, until it is finished, over all pixels."""
+        return int(_blend(splats, width, height).tests.sum())
