@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from odin_nerfstudio.splat.raster.numba.jit import inlined, jit
 from odin_nerfstudio.splat.raster.numba.lanes import (
     count,
     exponential,
@@ -28,7 +29,7 @@ from odin_nerfstudio.splat.raster.numba.lanes import (
     total,
 )
 from odin_nerfstudio.splat.raster.numba.reach import TILE
-from odin_nerfstudio.splat.raster.numba.threads import inlined, jit, take
+from odin_nerfstudio.splat.raster.numba.threads import take
 from odin_nerfstudio.splat.raster.numba.tiles import (
     BLUE,
     CONIC_A,

@@ -18,7 +18,8 @@ from odin_nerfstudio.splat.raster.numba.algebra import (
     scaled_columns,
     transposed,
 )
-from odin_nerfstudio.splat.raster.numba.threads import inlined, jit, take
+from odin_nerfstudio.splat.raster.numba.jit import inlined, jit
+from odin_nerfstudio.splat.raster.numba.threads import take
 
 BLOCK = 256
 """Rows of one work item; part of the definition of the camera gradient, which is summed block by block."""

@@ -13,18 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-
-jit = numba.njit(cache=True, nogil=True, error_model="numpy")
-"""For kernels. Numba's cache compares the file of the kernel alone: touch it after a change of what it calls."""
-
-inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
-"""For the small functions kernels are made of."""
 
 
 @intrinsic
@@ -52,7 +45,7 @@ def run(kernel: Callable[..., None], items: int, *args: object) -> None:
     """Calls ``kernel(counter, items, *args)`` on this thread and on up to ``torch.get_num_threads() − 1`` others.
 
     Args:
-        kernel: compiled with :data:`jit`; loops ``i = take(counter)`` until ``i >= items``.
+        kernel: releases the GIL (see :mod:`jit`) and loops ``i = take(counter)`` until ``i >= items``.
         items: number of work items.
         args: passed on.
     """
