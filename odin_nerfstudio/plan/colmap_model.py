@@ -132,7 +132,8 @@ def _camera_to_worlds(poses: NDArray[np.float64]) -> NDArray[np.float64]:
         ]
     ).transpose(2, 0, 1)
     rotation = world_to_camera.transpose(0, 2, 1)
-    centre = -rotation @ poses[:, 4:, None]
+    with np.errstate(invalid="ignore"):
+        centre = -rotation @ poses[:, 4:, None]
     return np.concatenate([rotation * np.array([1.0, -1.0, -1.0]), centre], axis=2)
 
 
