@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tyro
@@ -92,21 +93,19 @@ def _picture(plan: Plan) -> bytes:
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Writes all files beside their names first, then renames: a reader never sees half of one.
+    """Writes all files into a temporary folder inside, then moves them: a reader never sees half of one.
 
     Raises:
         UserError: the folder cannot be written to.
     """
-    parts = [(folder / f".{name}.part", folder / name) for name in files]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for (part, _), content in zip(parts, files.values(), strict=True):
-            part.write_bytes(content)
-        for part, final in parts:
-            os.replace(part, final)
+        with TemporaryDirectory(prefix=".plan-", dir=folder) as beside:
+            for name, content in files.items():
+                (Path(beside) / name).write_bytes(content)
+            for name in files:
+                os.replace(Path(beside) / name, folder / name)
     except OSError as error:
-        for part, _ in parts:
-            part.unlink(missing_ok=True)
         raise UserError(f"--output-dir {folder}: cannot be written to ({error.strerror}).") from error
 
 
