@@ -69,7 +69,8 @@ def read_capture(data: Path) -> Capture:
             f"{data}: holds neither {' nor '.join(TRANSFORMS)}, nor a COLMAP model in {', '.join(MODEL_FOLDERS)}."
         )
     model = read_colmap_model(colmap_dir)
-    return Capture(data.resolve().name, model.names, model.cameras, model.points, colmap_dir)
+    points = model.points if len(model.points) else None
+    return Capture(data.resolve().name, model.names, model.cameras, points, colmap_dir)
 
 
 def _from_transforms(file: Path) -> Capture:
@@ -106,6 +107,8 @@ def _from_transforms(file: Path) -> Capture:
         points = read_ply_positions(data / meta["ply_file_path"])
     elif colmap_dir is not None:
         points = _points_from_colmap(colmap_dir, names, cameras)
+    if points is not None and len(points) == 0:
+        points = None
     return Capture(data.resolve().name, names, cameras, points, colmap_dir)
 
 

@@ -72,12 +72,12 @@ class OdinOrder:
             (count, n) groups.
         """
         size = self.stream.group_size
-        available = len(left) // size
-        groups = np.concatenate([before, np.empty((min(available, available if count is None else count), size), int)])
+        count = len(left) // size if count is None else min(count, len(left) // size)
+        groups = np.concatenate([before, np.empty((count, size), dtype=np.int64)])
         pool, next_view = left[: self.pool], self.pool
         for g in range(len(before), len(groups)):
             near = groups[max(g - self.window, 0) : g].ravel()
-            best = np.argsort(self.coupling.excess(pool, near), kind="stable")[:size]
+            best = np.argsort(self.coupling.between(pool, near), kind="stable")[:size]
             groups[g] = pool[best]
             fresh = left[next_view : next_view + size]
             next_view += size
@@ -123,34 +123,23 @@ class OdinOrder:
 
 
 class _Coupling:
-    """Sums of RLG weights between few views, by way of one dense row that is cleared after use.
+    """Sums of RLG weights between few views.
 
     A view is coupled to itself by 1: it can stand in two groups that follow each other across the end of an epoch.
     """
 
     def __init__(self, rlg: sp.csr_array) -> None:
-        self.mean = np.asarray(rlg.sum(axis=1)).ravel() / max(rlg.shape[0] - 1, 1)
         self.weights = sp.csr_array(rlg + sp.eye_array(rlg.shape[0], dtype=rlg.dtype))
-        self._dense = np.zeros(rlg.shape[0])
 
     def between(self, views: Views, near: Views) -> NDArray[np.float64]:
         """(len(views),) Σ over ``near`` of w."""
         indptr, indices, data = self.weights.indptr, self.weights.indices, self.weights.data
-        rows = [slice(indptr[view], indptr[view + 1]) for view in near]
-        for row in rows:
-            self._dense[indices[row]] += data[row]
-        total = self._dense[views]
-        for row in rows:
-            self._dense[indices[row]] = 0
-        return total
+        total = np.zeros(len(indptr) - 1)
+        for view in near:
+            row = slice(indptr[view], indptr[view + 1])
+            total[indices[row]] += data[row]
+        return total[views]
 
     def pairs(self, views: Views, others: Views) -> NDArray[np.float64]:
         """(N,) w between N views and N others, pair by pair."""
         return np.asarray(self.weights[views, others]).ravel()
-
-    def excess(self, views: Views, near: Views) -> NDArray[np.float64]:
-        """Coupling beyond what the view has with views in general: a place is good for a view if others were worse.
-
-        Without it, views that see much of the scene would all be left for the end, and meet there.
-        """
-        return self.between(views, near) - len(near) * self.mean[views]

@@ -29,7 +29,7 @@ class ScheduleConfig:
     the nearest view next, without randomness. The last two are there to compare with."""
     window: int = 1
     """How many groups before a group it should not conflict with: as many as are in flight together."""
-    pool: int = 16
+    pool: int = 8
     """Random candidates looked at for every view that is placed. More means weaker coupling and less randomness."""
     seed: int = 0
     """Seed of all random choices."""
