@@ -6,8 +6,10 @@ frusta are sampled on a coarse grid of the world, whose cells then stand for poi
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -134,17 +136,24 @@ def visibility_from_points(points: NDArray[np.float64], cameras: ViewCameras, re
     """
     stride = -(-len(points) * len(cameras) // MAX_PROJECTIONS)
     points = np.asarray(points, dtype=np.float64)[:: max(stride, 1)]
-    seen = []
-    for i, pose in enumerate(cameras.camera_to_worlds):
-        x, y, z = ((points - pose[:, 3]) @ pose[:, :3]).T
-        depth = -z
-        front = depth > 0
-        safe = np.where(front, depth, 1.0)
-        u = cameras.fx[i] * x / safe + cameras.cx[i]
-        v = cameras.fy[i] * -y / safe + cameras.cy[i]
-        inside = front & (u >= 0) & (u < cameras.width[i]) & (v >= 0) & (v < cameras.height[i])
-        seen.append(np.flatnonzero(inside).astype(np.int32))
-    return Visibility(_incidence(seen, len(points)), points, "points", reason)
+    fx, fy, cx, cy = cameras.fx, cameras.fy, cameras.cx, cameras.cy
+    zero = np.zeros_like(fx)
+    # Inward normals of the frustum's left, right, upper and lower side; together they also exclude what lies behind.
+    sides = np.array(
+        [[fx, zero, -cx], [-fx, zero, cx - cameras.width], [zero, -fy, -cy], [zero, fy, cy - cameras.height]]
+    ).transpose(2, 0, 1)
+
+    columns = np.ascontiguousarray(points.T)
+
+    def seen(i: int) -> NDArray[np.int32]:
+        pose = cameras.camera_to_worlds[i]
+        normals = sides[i] @ pose[:, :3].T
+        inside = normals @ columns > (normals @ pose[:, 3])[:, None]
+        return np.flatnonzero(inside.all(axis=0)).astype(np.int32)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        incidence = _incidence(list(pool.map(seen, range(len(cameras)))), len(points))
+    return Visibility(incidence, points, "points", reason)
 
 
 def visibility_from_frusta(cameras: ViewCameras, reason: str) -> Visibility:

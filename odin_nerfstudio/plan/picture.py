@@ -92,9 +92,9 @@ def _draw_map(figure: Figure, axes: Axes, plan: Plan, order: NDArray[np.int64]) 
     for cell in range(ranks):
         own, colour = flat[cells == cell], CELLS[cell % len(CELLS)]
         axes.scatter(own[:, 0], own[:, 1], s=3 if len(points) > 5_000 else 8, color=colour, alpha=0.28, linewidths=0)
-        axes.scatter([], [], s=60, color=colour, label=f"points of rank {cell}")
+        axes.scatter([], [], s=60, color=colour, label=f"rank {cell}")
     if 1 < ranks <= len(CELLS):
-        axes.legend(loc="upper right", fontsize=10, facecolor="white", framealpha=0.85, edgecolor="none")
+        axes.legend(loc="upper right", ncols=4, fontsize=10, columnspacing=1, handletextpad=0.1, edgecolor="none")
 
     edges = sp.triu(plan.rlg).tocoo()
     strongest = np.argsort(edges.data)[-MAX_EDGES:]

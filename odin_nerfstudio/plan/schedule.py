@@ -57,7 +57,7 @@ class Schedule:
 
     Epochs follow each other without a gap: where the group size does not divide the number of views, the last views of
     an epoch and the first of the next one form a group. A group depends on the arguments and its step only, and costs
-    the ordering of its own epoch wherever it is asked for: every rank can compute it and a run can resume anywhere.
+    the ordering of the epochs it touches, one or two: every rank can compute it and a run can resume anywhere.
     """
 
     rlg: sp.csr_array
