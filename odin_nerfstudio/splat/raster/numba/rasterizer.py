@@ -86,8 +86,9 @@ class _Project(torch.autograd.Function):
         saved = ctx.saved_tensors
         means, scales, quats, dc, rest, opacities = (_array(t) for t in saved)
         index, blocks = ctx.index, _blocks(len(ctx.index))
-        gradients = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in saved]
-        g_means, g_scales, g_quats, g_dc, g_rest, g_logits = (t.numpy() for t in gradients)
+        # NumPy's zeros cost nothing until written to, and rows that are not visible never are.
+        gradients = [np.zeros(tuple(t.shape), np.float32) for t in saved]
+        g_means, g_scales, g_quats, g_dc, g_rest, g_logits = gradients
         g_centre, g_camera = np.empty((blocks, 3)), np.empty((blocks, 12))
         run(
             shade_backward, blocks, index, means, dc, rest, ctx.centre, ctx.degree, _array(g_colors),
@@ -107,7 +108,7 @@ class _Project(torch.autograd.Function):
             g_view[:3, :3] += np.outer(pull, ctx.centre)
             g_view[:3, 3] += pull
             g_viewmat = torch.from_numpy(g_view.astype(np.float32))
-        return (*gradients, g_viewmat, None, None, None)
+        return (*map(torch.from_numpy, gradients), g_viewmat, None, None, None)
 
 
 class _Blended(NamedTuple):
