@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, select_rasterizer
 from odin_nerfstudio.splat.raster.numba import NumbaRasterizer
 from odin_nerfstudio.splat.raster.reference import ReferenceRasterizer
@@ -36,8 +37,14 @@ class RasterBench:
     """``cpu`` (numba) or ``cuda`` (gsplat)."""
 
     def run(self) -> dict[str, float | int | str]:
-        """Prints a table and returns the figures; a pair is one alpha test that the CPU rasterizer makes."""
+        """Prints a table and returns the figures; a pair is one alpha test that the CPU rasterizer makes.
+
+        Raises:
+            UserError: for a device that there is no renderer for, or no hardware.
+        """
         rasterizer = select_rasterizer(self.device)
+        if self.device != "cpu" and not torch.cuda.is_available():
+            raise UserError(f"--device {self.device}: torch finds no CUDA device here; use --device cpu.")
         settings = RasterSettings(sh_degree=self.sh_degree)
         rows, camera = _room(self.num_primitives, self.width, self.height, self.sh_degree, self.seed)
         splats = NumbaRasterizer().project(rows, camera, settings)

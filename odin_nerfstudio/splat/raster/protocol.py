@@ -38,8 +38,8 @@ class PinholeCamera:
     """One undistorted perspective camera."""
 
     viewmat: Tensor
-    """(4, 4) world → camera, OpenCV axes (x right, y down, z forward). May require grad (camera optimizer); its last row,
-    0 0 0 1, gets none."""
+    """(4, 4) world → camera, OpenCV axes (x right, y down, z forward). May require grad (camera optimizer); its last
+    row, 0 0 0 1, gets none."""
     K: Tensor
     """(3, 3) intrinsics in pixels, without skew; pixel centres lie at half-integers."""
     width: int
