@@ -47,6 +47,11 @@ def small(*more: str) -> tuple[str, ...]:
     return ("--max-num-iterations", str(STEPS), *model, "--pipeline.model.refine-every", "10", *more)
 
 
+def home(trained_run: Path) -> Path:
+    """Where the run was started: nerfstudio keeps the output folder as it was typed."""
+    return trained_run.parents[3]
+
+
 @pytest.fixture(scope="module")
 def trained(demo_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the demo capture through the ``colmap`` parser; its folder."""
@@ -66,7 +71,7 @@ def test_checkpoint_needs_no_environment_variable(trained: Path) -> None:
 
 def test_ns_eval_reports_metrics_offline(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "eval.json"
-    run("ns-eval", "--load-config", trained / "config.yml", "--output-path", output, cwd=tmp_path)
+    run("ns-eval", "--load-config", trained / "config.yml", "--output-path", output, cwd=home(trained))
     results = json.loads(output.read_text())["results"]
     assert results["psnr"] > 12
     assert 0 < results["ssim"] <= 1
@@ -77,7 +82,7 @@ def test_ns_render_dataset(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "renders"
     names = ("--rendered-output-names", "rgb", "depth", "gt-rgb")
     split = ("--split", "train+test", "--output-path", output, *names)
-    run("ns-render", "dataset", "--load-config", trained / "config.yml", *split, cwd=tmp_path)
+    run("ns-render", "dataset", "--load-config", trained / "config.yml", *split, cwd=home(trained))
     for part in ("train", "test"):
         (rgb, depth, truth) = (sorted((output / part / name).iterdir()) for name in ("rgb", "depth", "gt-rgb"))
         assert len(rgb) == len(depth) == len(truth) > 0
@@ -89,7 +94,7 @@ def test_ns_render_dataset(trained: Path, tmp_path: Path) -> None:
 def test_ns_render_interpolate(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "frames"
     flags = ("--interpolation-steps", "2", "--output-format", "images", "--output-path", output)
-    run("ns-render", "interpolate", "--load-config", trained / "config.yml", *flags, cwd=tmp_path)
+    run("ns-render", "interpolate", "--load-config", trained / "config.yml", *flags, cwd=home(trained))
     frames = sorted(output.iterdir())
     assert len(frames) >= 2
     assert np.asarray(Image.open(frames[0])).std() > 5
@@ -113,7 +118,7 @@ def test_ns_render_camera_path(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "path.json").write_text(json.dumps(path))
     output = tmp_path / "frames"
     flags = ("--camera-path-filename", tmp_path / "path.json", "--output-format", "images", "--output-path", output)
-    run("ns-render", "camera-path", "--load-config", trained / "config.yml", *flags, cwd=tmp_path)
+    run("ns-render", "camera-path", "--load-config", trained / "config.yml", *flags, cwd=home(trained))
     assert [Image.open(frame).size for frame in sorted(output.iterdir())] == [(60, 40), (60, 40)]
 
 
@@ -121,7 +126,13 @@ def test_ns_export_ply_opens_elsewhere(trained: Path, tmp_path: Path) -> None:
     from plyfile import PlyData
 
     run(
-        "ns-export", "gaussian-splat", "--load-config", trained / "config.yml", "--output-dir", tmp_path, cwd=tmp_path
+        "ns-export",
+        "gaussian-splat",
+        "--load-config",
+        trained / "config.yml",
+        "--output-dir",
+        tmp_path,
+        cwd=home(trained),
     )
     vertices = PlyData.read(tmp_path / "splat.ply")["vertex"]
     names = {prop.name for prop in vertices.properties}

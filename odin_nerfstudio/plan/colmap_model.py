@@ -117,6 +117,15 @@ def read_colmap_model(folder: Path) -> ColmapModel:
     return ColmapModel(folder, names, cameras, points, tracks)
 
 
+def holds_points(folder: Path) -> bool:
+    """Whether a model has any point, told from the head of its file; True where there is no such file to look at."""
+    binary, text = folder / "points3D.bin", folder / "points3D.txt"
+    if binary.is_file():
+        with binary.open("rb") as file:
+            return any(file.read(8))
+    return not text.is_file() or any(line.strip() for _, line in _lines(text))
+
+
 def _camera_to_worlds(poses: NDArray[np.float64]) -> NDArray[np.float64]:
     """(V, 7) world → camera as qw, qx, qy, qz, tx, ty, tz in OpenCV axes → (V, 3, 4) in OpenGL axes.
 

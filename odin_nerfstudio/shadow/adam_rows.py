@@ -21,13 +21,19 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from odin_nerfstudio.cpu.jit import jit
+from odin_nerfstudio.cpu.threads import run, take
+
 _NEGLIGIBLE = 1e-18
 """Decay after which a missed step cannot change a float64 parameter."""
+_BLOCK = 1024
+"""Rows that one thread takes at a time."""
+_WALK_CHUNK = 1 << 22
+"""Elements × steps that the torch twin walks at a time."""
 
 
 class AdamConstants(NamedTuple):
@@ -119,7 +125,9 @@ def catch_up(state: AdamRows, rows: Tensor, missed: MissedSteps) -> None:
     if state.values.device.type != "cpu":
         return _catch_up(state, rows, missed)
     tables = (missed.first.numpy(), missed.second.numpy(), missed.rates.numpy())
-    _catch_up_kernel(*_arrays(state), rows.numpy(), *tables, *_scalars(state, missed.constants))
+    beta1, beta2, eps = missed.constants
+    scalars = (beta1, beta2, eps, _safety(state.values.dtype), missed.constants.horizon)
+    run(_catch_up_kernel, _blocks(rows), rows.numpy(), *_arrays(state), *tables, *scalars)
 
 
 def step_rows(state: AdamRows, rows: Tensor, grad: Tensor, lr: float, step: int, constants: AdamConstants) -> None:
@@ -128,12 +136,9 @@ def step_rows(state: AdamRows, rows: Tensor, grad: Tensor, lr: float, step: int,
         return _step_rows(state, rows, grad, lr, step, constants)
     c1, c2 = 1 - constants.beta1**step, 1 - constants.beta2**step
     real = state.values.numpy().dtype.type
-    rate, root = real(lr / c1), real(1 / math.sqrt(c2))
-    beta1, beta2, eps = (real(c) for c in constants)
-    complements = (real(1 - constants.beta1), real(1 - constants.beta2))
-    _step_kernel(
-        *_arrays(state), rows.numpy(), grad.numpy(), np.float32(step), rate, root, beta1, beta2, *complements, eps
-    )
+    beta1, beta2, eps = constants
+    scalars = (real(x) for x in (lr / c1, 1 / math.sqrt(c2), beta1, beta2, 1 - beta1, 1 - beta2, eps))
+    run(_step_kernel, _blocks(rows), rows.numpy(), *_arrays(state), grad.numpy(), np.float32(step), *scalars)
 
 
 def _catch_up(state: AdamRows, rows: Tensor, missed: MissedSteps) -> None:
@@ -151,9 +156,9 @@ def _catch_up(state: AdamRows, rows: Tensor, missed: MissedSteps) -> None:
     first, second = missed.first[last, None].to(dtype), missed.second[last, None].to(dtype)
     move = torch.where(far, m / safe_root * first - constants.eps * (m / safe_v) * second, 0)
     state.values[rows] -= move
-    near_rows = ((~far) & (m != 0)).any(dim=1)
-    if near_rows.any():
-        _walk(state, rows[near_rows], last[near_rows], ~far[near_rows], missed)
+    near = ~far & (m != 0)
+    if near.any():
+        _walk(state, rows, last, near, missed)
     state.exp_avg[rows] = m * (constants.beta1 ** gap.double()).to(dtype)
     state.exp_avg_sq[rows] = v * (constants.beta2 ** gap.double()).to(dtype)
     state.row_step[rows] = float(missed.now)
@@ -163,15 +168,16 @@ def _walk(state: AdamRows, rows: Tensor, last: Tensor, near: Tensor, missed: Mis
     """Takes the missed steps one by one on the elements marked ``near`` ((R, D) bool), whose √v is close to ε."""
     beta1, beta2, eps = missed.constants
     dtype = state.values.dtype
-    m, v, move = state.exp_avg[rows], state.exp_avg_sq[rows], torch.zeros_like(near, dtype=dtype)
-    for j in range(1, min(missed.constants.horizon, missed.now - int(last.min())) + 1):
-        at = last + j
-        taken = at <= missed.now
-        rate = missed.rates[at.clamp_max(missed.now)] * taken / (1 - beta1 ** at.double())
+    longest = min(missed.constants.horizon, missed.now - int(last.min()))
+    ages = torch.arange(1, longest + 1, device=rows.device)
+    for element in near.nonzero().split(max(1, _WALK_CHUNK // longest)):
+        row, column = rows[element[:, 0]], element[:, 1]
+        at = last[element[:, 0], None] + ages
+        rate = missed.rates[at.clamp_max(missed.now)] * (at <= missed.now) / (1 - beta1 ** at.double())
         scale = 1 / (1 - beta2 ** at.double()).sqrt()
-        m, v = m * beta1, v * beta2
-        move += rate[:, None].to(dtype) * m / (v.sqrt() * scale[:, None].to(dtype) + eps)
-    state.values[rows] -= torch.where(near, move, 0)
+        m = state.exp_avg[row, column, None] * (beta1 ** ages.double()).to(dtype)
+        root = (state.exp_avg_sq[row, column, None] * (beta2 ** ages.double()).to(dtype)).sqrt()
+        state.values[row, column] -= (rate.to(dtype) * m / (root * scale.to(dtype) + eps)).sum(dim=1)
 
 
 def _step_rows(state: AdamRows, rows: Tensor, grad: Tensor, lr: float, step: int, constants: AdamConstants) -> None:
@@ -193,57 +199,62 @@ def _arrays(state: AdamRows) -> tuple[np.ndarray, ...]:
     return state.values.numpy(), state.exp_avg.numpy(), state.exp_avg_sq.numpy(), state.row_step.numpy()
 
 
-def _scalars(state: AdamRows, constants: AdamConstants) -> tuple[float, ...]:
-    return constants.beta1, constants.beta2, constants.eps, _safety(state.values.dtype), constants.horizon
+def _blocks(rows: Tensor) -> int:
+    return -(-len(rows) // _BLOCK)
 
 
-@numba.njit(parallel=True, cache=True, nogil=True)
-def _catch_up_kernel(  # type: ignore[no-untyped-def]
-    values, exp_avg, exp_avg_sq, row_step, rows, first, second, rates, beta1, beta2, eps, safety, horizon
+@jit
+def _catch_up_kernel(
+    counter, items, rows, values, exp_avg, exp_avg_sq, row_step, first, second, rates, beta1, beta2, eps, safety, far
 ):
     now = len(first) - 1
     real = values.dtype.type
     eps_, safety_ = real(eps), real(safety)
-    for i in numba.prange(len(rows)):
-        row = rows[i]
-        last = int(row_step[row])
-        gap = now - last
-        if gap <= 0:
-            continue
-        row_step[row] = np.float32(now)
-        a, b = real(first[last]), real(second[last])
-        decay1, decay2 = real(beta1**gap), real(beta2**gap)
-        for d in range(values.shape[1]):
-            m, v = exp_avg[row, d], exp_avg_sq[row, d]
-            if m == 0:
-                exp_avg_sq[row, d] = v * decay2
+    while True:
+        block = take(counter)
+        if block >= items:
+            break
+        for i in range(block * _BLOCK, min((block + 1) * _BLOCK, len(rows))):
+            row = rows[i]
+            last = int(row_step[row])
+            gap = now - last
+            if gap <= 0:
                 continue
-            root = np.sqrt(v)
-            if root * safety_ > eps_:
-                values[row, d] -= m / root * a - eps_ * (m / v) * b
-            else:
-                mj, vj, move = m, v, real(0)
-                for j in range(1, min(horizon, gap) + 1):
-                    mj, vj = mj * real(beta1), vj * real(beta2)
-                    rate = real(rates[last + j] / (1 - beta1 ** (last + j)))
-                    scale = real(1 / np.sqrt(1 - beta2 ** (last + j)))
-                    move += rate * mj / (np.sqrt(vj) * scale + eps_)
-                values[row, d] -= move
-            exp_avg[row, d] = m * decay1
-            exp_avg_sq[row, d] = v * decay2
+            row_step[row] = np.float32(now)
+            a, b = real(first[last]), real(second[last])
+            decay1, decay2 = real(beta1**gap), real(beta2**gap)
+            for d in range(values.shape[1]):
+                m, v = exp_avg[row, d], exp_avg_sq[row, d]
+                root = np.sqrt(v)
+                if root * safety_ > eps_:
+                    values[row, d] -= m / root * a - eps_ * (m / v) * b
+                elif m != 0:
+                    move = real(0)
+                    for j in range(1, min(far, gap) + 1):
+                        rate = real(rates[last + j] / (1 - beta1 ** (last + j)))
+                        scale = real(1 / np.sqrt(1 - beta2 ** (last + j)))
+                        later = np.sqrt(v * real(beta2**j)) * scale
+                        move += rate * (m * real(beta1**j)) / (later + eps_)
+                    values[row, d] -= move
+                exp_avg[row, d] = m * decay1
+                exp_avg_sq[row, d] = v * decay2
 
 
-@numba.njit(parallel=True, cache=True, nogil=True)
-def _step_kernel(  # type: ignore[no-untyped-def]
-    values, exp_avg, exp_avg_sq, row_step, rows, grad, step, rate, root, beta1, beta2, not_beta1, not_beta2, eps
+@jit
+def _step_kernel(
+    counter, items, rows, values, exp_avg, exp_avg_sq, row_step, grad, step, rate, root, beta1, beta2, rest1, rest2, eps
 ):
-    for i in numba.prange(len(rows)):
-        row = rows[i]
-        row_step[row] = step
-        for d in range(values.shape[1]):
-            g = grad[i, d]
-            m = exp_avg[row, d] * beta1 + g * not_beta1
-            v = exp_avg_sq[row, d] * beta2 + g * g * not_beta2
-            exp_avg[row, d] = m
-            exp_avg_sq[row, d] = v
-            values[row, d] -= rate * m / (np.sqrt(v) * root + eps)
+    while True:
+        block = take(counter)
+        if block >= items:
+            break
+        for i in range(block * _BLOCK, min((block + 1) * _BLOCK, len(rows))):
+            row = rows[i]
+            row_step[row] = step
+            for d in range(values.shape[1]):
+                g = grad[i, d]
+                m = exp_avg[row, d] * beta1 + g * rest1
+                v = exp_avg_sq[row, d] * beta2 + g * g * rest2
+                exp_avg[row, d] = m
+                exp_avg_sq[row, d] = v
+                values[row, d] -= rate * m / (np.sqrt(v) * root + eps)

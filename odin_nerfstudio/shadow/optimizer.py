@@ -117,14 +117,14 @@ class LazyAdam(torch.optim.Optimizer):
         """The tables of parameter group ``index``; begun anew after loading, when every row is up to date."""
         if index not in self._missed:
             group = self.param_groups[index]
-            constants = AdamConstants(*group["betas"], group["eps"])
+            constants = AdamConstants(group["betas"][0], group["betas"][1], group["eps"])
             self._missed[index] = MissedSteps(constants, int(self.state[param]["step"]), param.device)
         return self._missed[index]
 
     def _rows(self, param: Tensor) -> AdamRows:
         state = self.state[param]
-        tensors = (param.detach(), state["exp_avg"], state["exp_avg_sq"])
-        return AdamRows(*(_as_rows(t) for t in tensors), row_step=state["row_step"])
+        values, exp_avg, exp_avg_sq = (_as_rows(t) for t in (param.detach(), state["exp_avg"], state["exp_avg_sq"]))
+        return AdamRows(values, exp_avg, exp_avg_sq, state["row_step"])
 
 
 def _rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,8 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.plan.cameras import ViewCameras, check_poses
-from odin_nerfstudio.plan.capture import Capture, find_colmap_model
+from odin_nerfstudio.plan.capture import Capture, find_colmap_model, read_capture
+from odin_nerfstudio.plan.colmap_model import holds_points, read_colmap_model
 from odin_nerfstudio.plan.plan import Plan
 from odin_nerfstudio.plan.schedule import ScheduleConfig
 from odin_nerfstudio.splat.dataset import UndistortedDataset
@@ -81,13 +82,27 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     ) -> None:
         data = config.data or config.dataparser.data
         _check_folder(data)
+        _do_without_points(data, config.dataparser)
         with _parsing(data, config.dataparser):
             super().__init__(config, device, test_mode, world_size, local_rank, **kwargs)
-        cameras, names = self.train_dataset.cameras, [path.name for path in self.train_dataset.image_filenames]
-        check_poses(cameras.camera_to_worlds.numpy(), names, str(data))
+            cameras, names = self.train_dataset.cameras, [path.name for path in self.train_dataset.image_filenames]
+            check_poses(cameras.camera_to_worlds.numpy(), names, str(data))
         if test_mode != "inference":
             self.train_dataset.check_files()
             self.eval_dataset.check_files()
+
+    def create_train_dataset(self) -> UndistortedDataset:
+        """The training images.
+
+        Raises:
+            UserError: when the data parser keeps none for training.
+        """
+        dataset = super().create_train_dataset()
+        if not len(dataset):
+            raise UserError(
+                f"{self.get_datapath()}: no image is left for training. Choose another --eval-mode of the dataparser."
+            )
+        return dataset
 
     @property
     def group_size(self) -> int:
@@ -152,7 +167,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         return self._on_device(self.eval_dataset, self.eval_views, view)
 
     @property
-    def fixed_indices_eval_dataloader(self) -> EvalViews:  # type: ignore[override]
+    def fixed_indices_eval_dataloader(self) -> EvalViews:
         """Every evaluation view in order, decoded one ahead."""
         return EvalViews(self)
 
@@ -208,18 +223,42 @@ def _check_folder(data: Path) -> None:
         raise UserError(f"--data {data}: is empty.")
 
 
+def _do_without_points(data: Path, dataparser: Any) -> None:
+    """nerfstudio's COLMAP parser fails on a model without points; such a capture starts from random primitives."""
+    if getattr(dataparser, "colmap_path", None) is None or not dataparser.load_3D_points:
+        return
+    folder = data / dataparser.colmap_path
+    if not holds_points(folder):
+        CONSOLE.log(f"The COLMAP model in {folder} holds no points: starting from random primitives.")
+        dataparser.load_3D_points = False
+
+
 class _parsing:
-    """Turns what a data parser raises about ``data`` into a sentence."""
+    """Turns what a data parser raises about ``data``, or a pose that is none, into a sentence.
+
+    The parsers know the trouble but seldom the file. Ours, which checks as it reads, is asked first.
+    """
 
     def __init__(self, data: Path, dataparser: Any) -> None:
         self._data = data
+        self._colmap = getattr(dataparser, "colmap_path", None)
         self._parser = type(dataparser).__name__.removesuffix("Config")
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        mistakes = (AssertionError, OSError, ValueError, KeyError, IndexError, EOFError, RuntimeError, struct.error)
-        if isinstance(error, mistakes):
+        mistakes = (AssertionError, ArithmeticError, EOFError, LookupError, OSError, RuntimeError, ValueError)
+        if not isinstance(error, (*mistakes, struct.error, UserError)):
+            return
+        if self._colmap is not None and not (self._data / self._colmap).is_dir():
+            found = find_colmap_model(self._data)
+            hint = f" There is one in {found}: --colmap-path {found.relative_to(self._data)}" if found else ""
+            raise UserError(f"{self._data / self._colmap}: there is no COLMAP model.{hint}") from error
+        if self._colmap is not None:
+            read_colmap_model(self._data / self._colmap)
+        else:
+            read_capture(self._data)
+        if not isinstance(error, UserError):
             detail = f"missing entry {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
             raise UserError(f"{self._data}: {self._parser} cannot read this capture: {detail}") from error

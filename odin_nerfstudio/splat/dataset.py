@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from nerfstudio.cameras.cameras import CameraType
+from nerfstudio.cameras.cameras import Cameras, CameraType
 from nerfstudio.data.datamanagers.full_images_datamanager import _undistort_image
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.data.datasets.base_dataset import InputDataset
@@ -33,8 +33,8 @@ class UndistortedDataset(InputDataset):
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0) -> None:
         super().__init__(dataparser_outputs, scale_factor)
-        self.raw_cameras = self.cameras
-        self.cameras = self._pinhole_cameras()
+        self.raw_cameras: Cameras = self.cameras
+        self.cameras: Cameras = self._pinhole_cameras()
 
     def check_files(self) -> None:
         """Opens every image and mask header; decodes nothing.
@@ -53,7 +53,7 @@ class UndistortedDataset(InputDataset):
         """(H, W, 3 or 4) uint8 as stored on disk, still distorted; grey, palette and 16-bit images are converted."""
         path = self.image_filenames[image_idx]
         with _decoding(path):
-            image = Image.open(path)
+            image: Image.Image = Image.open(path)
             if self.scale_factor != 1.0:
                 size = (int(image.width * self.scale_factor), int(image.height * self.scale_factor))
                 image = image.resize(size, resample=Image.Resampling.BILINEAR)
@@ -76,7 +76,7 @@ class UndistortedDataset(InputDataset):
     def __getitem__(self, image_idx: int) -> dict[str, Any]:
         return self.get_data(image_idx, image_type="float32")
 
-    def _pinhole_cameras(self) -> Any:
+    def _pinhole_cameras(self) -> Cameras:
         """Cameras after undistortion. One blank image per different camera stands in for the real ones."""
         cameras = self.raw_cameras.to("cpu")
         if cameras.distortion_params is None or not bool((cameras.distortion_params != 0).any()):
@@ -107,11 +107,11 @@ class UndistortedDataset(InputDataset):
         return int(camera.width), int(camera.height)
 
 
-def _is_distorted(camera: Any) -> bool:
+def _is_distorted(camera: Cameras) -> bool:
     return camera.distortion_params is not None and bool((camera.distortion_params != 0).any())
 
 
-def _check_model(camera: Any, distortion: np.ndarray, path: Path) -> None:
+def _check_model(camera: Cameras, distortion: np.ndarray, path: Path) -> None:
     kind = CameraType(int(camera.camera_type))
     if kind not in (CameraType.PERSPECTIVE, CameraType.FISHEYE, CameraType.FISHEYE624):
         raise UserError(f"{path}: the camera is {kind.name}; splats need perspective or fisheye images. Convert them.")

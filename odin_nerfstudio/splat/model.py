@@ -273,7 +273,7 @@ class OdinSplatfactoModel(SplatfactoModel):
 
     # ------------------------------------------------------------------------------------------------ parameters
 
-    def load_state_dict(self, dict: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
+    def load_state_dict(self, dict: dict[str, Any], **kwargs: Any) -> Any:
         """Loads a checkpoint with any number of primitives, splatfacto's too."""
         return super().load_state_dict({k: v for k, v in dict.items() if not k.startswith("lpips.")}, **kwargs)
 

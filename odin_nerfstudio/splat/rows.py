@@ -10,13 +10,13 @@ from torch import Tensor
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, param: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, param: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.shape = param.shape
         return param.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (rows,) = ctx.saved_tensors
         sparse = torch.sparse_coo_tensor(
             rows[None], grad.contiguous(), ctx.shape, is_coalesced=True, check_invariants=False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from odin_nerfstudio.splat.raster.numba.jit import inlined
+from odin_nerfstudio.cpu.jit import inlined
 
 
 @inlined

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from odin_nerfstudio.splat.raster.numba.jit import inlined, jit
+from odin_nerfstudio.cpu.jit import inlined, jit
+from odin_nerfstudio.cpu.threads import take
 from odin_nerfstudio.splat.raster.numba.lanes import (
     count,
     exponential,
@@ -29,7 +30,6 @@ from odin_nerfstudio.splat.raster.numba.lanes import (
     total,
 )
 from odin_nerfstudio.splat.raster.numba.reach import TILE
-from odin_nerfstudio.splat.raster.numba.threads import take
 from odin_nerfstudio.splat.raster.numba.tiles import (
     BLUE,
     CONIC_A,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from odin_nerfstudio.splat.raster.numba.jit import jit
+from odin_nerfstudio.cpu.jit import jit
 
 _DIGIT_BITS = 11
 

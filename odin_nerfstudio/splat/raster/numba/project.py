@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+from odin_nerfstudio.cpu.jit import inlined, jit
+from odin_nerfstudio.cpu.threads import take
 from odin_nerfstudio.splat.raster.numba.algebra import (
     apply,
     product,
@@ -18,8 +20,6 @@ from odin_nerfstudio.splat.raster.numba.algebra import (
     scaled_columns,
     transposed,
 )
-from odin_nerfstudio.splat.raster.numba.jit import inlined, jit
-from odin_nerfstudio.splat.raster.numba.threads import take
 
 BLOCK = 256
 """Rows of one work item; part of the definition of the camera gradient, which is summed block by block."""
@@ -122,7 +122,7 @@ def project(
     """Projects every row; ``radii`` 0 marks those that are not visible, whose other outputs stay as they were.
 
     Args:
-        counter, items: see :func:`~odin_nerfstudio.splat.raster.numba.threads.run`; blocks of ``BLOCK`` rows.
+        counter, items: see :func:`~odin_nerfstudio.cpu.threads.run`; blocks of ``BLOCK`` rows.
         means, log_scales, quats, logits: (N, 3), (N, 3), (N, 4), (N, 1) float32.
         camera: tuple of the 16 entries of the world → camera matrix and fx, fy, cx, cy, float64.
         width, height, near, far, eps2d, antialiased: as in ``PinholeCamera`` and ``RasterSettings``.

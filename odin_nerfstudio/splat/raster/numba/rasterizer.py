@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from odin_nerfstudio.cpu.threads import run
 from odin_nerfstudio.splat.raster.numba.blend import (
     PARTIAL_WIDTH,
     PIXELS,
@@ -19,7 +20,6 @@ from odin_nerfstudio.splat.raster.numba.blend import (
 from odin_nerfstudio.splat.raster.numba.order import front_to_back
 from odin_nerfstudio.splat.raster.numba.project import BLOCK, project, project_backward
 from odin_nerfstudio.splat.raster.numba.shade import shade, shade_backward
-from odin_nerfstudio.splat.raster.numba.threads import run
 from odin_nerfstudio.splat.raster.numba.tiles import PACKED_WIDTH, TileLists, list_tiles, pack
 from odin_nerfstudio.splat.raster.protocol import Image, PinholeCamera, RasterSettings, Rows, Splats
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from odin_nerfstudio.splat.raster.numba.jit import inlined
+from odin_nerfstudio.cpu.jit import inlined
 
 # Relative errors of the float32 exponential, of its product with the opacity, and of the constant 1/255.
 _EXPONENT_SLACK = 1e-5

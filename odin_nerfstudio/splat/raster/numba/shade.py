@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from odin_nerfstudio.splat.raster.numba.jit import inlined, jit
+from odin_nerfstudio.cpu.jit import inlined, jit
+from odin_nerfstudio.cpu.threads import take
 from odin_nerfstudio.splat.raster.numba.project import BLOCK, sigmoid
-from odin_nerfstudio.splat.raster.numba.threads import take
 
 _Y0 = 0.28209479177387814
 _Y1 = 0.4886025119029199

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from odin_nerfstudio.splat.raster.numba.jit import inlined, jit
+from odin_nerfstudio.cpu.jit import inlined, jit
+from odin_nerfstudio.cpu.threads import run, take
 from odin_nerfstudio.splat.raster.numba.reach import TILE, extent, level
-from odin_nerfstudio.splat.raster.numba.threads import run, take
 
 # Splats are counted and listed in this many chunks, whose results are joined in order.
 _CHUNKS = 16

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from odin_nerfstudio.splat.raster.numba.threads import run, take
+from odin_nerfstudio.cpu.threads import run, take
 
 
 @numba.njit(nogil=True)

@@ -33,7 +33,7 @@ def take(typingctx, counter):
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="raster")
+    return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="odin-kernel")
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -45,7 +45,7 @@ def run(kernel: Callable[..., None], items: int, *args: object) -> None:
     """Calls ``kernel(counter, items, *args)`` on this thread and on up to ``torch.get_num_threads() − 1`` others.
 
     Args:
-        kernel: releases the GIL (see :mod:`jit`) and loops ``i = take(counter)`` until ``i >= items``.
+        kernel: releases the GIL, as ``cpu.jit`` compiles it, and loops ``i = take(counter)`` until ``i >= items``.
         items: number of work items.
         args: passed on.
     """
