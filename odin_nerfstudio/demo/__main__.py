@@ -26,7 +26,7 @@ from odin_nerfstudio.demo.turntable import write_turntable
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
-_CPU_STEPS, _GPU_STEPS = 400, 3000
+_GPU_STEPS = 3000
 _DONE = re.compile(rb"\((\d+\.\d+)%\)")
 """Training's own progress, as nerfstudio prints it."""
 _console = Console()
@@ -45,10 +45,11 @@ def demo(output_dir: Path = Path("demo")) -> None:
     capture, logs = output_dir / "capture", output_dir / "logs"
     run = output_dir / "outputs" / "temple" / "odin-splatfacto" / "demo"
     gpu = torch.cuda.is_available()
-    recipe = _CONFIGS / ("one-gpu.yaml" if gpu else "laptop-cpu.yaml")
+    recipe = _CONFIGS / ("one-gpu.yaml" if gpu else "first-look.yaml")
     train = [
         *("ns-train", "odin-splatfacto", *recipe_arguments(recipe), "--data", str(capture)),
-        *("--max-num-iterations", str(_GPU_STEPS if gpu else _CPU_STEPS), "--vis", "tensorboard"),
+        *(["--max-num-iterations", str(_GPU_STEPS)] if gpu else []),
+        *("--vis", "tensorboard"),
         *("--output-dir", str(output_dir / "outputs"), "--experiment-name", "temple", "--timestamp", "demo"),
     ]
     config = ["--load-config", str(run / "config.yml")]

@@ -39,8 +39,8 @@ SCENE_TO_COLMAP = np.array([[1.0, 0, 0], [0, 0, -1], [0, 1, 0]])
 def write_capture(
     directory: Annotated[Path, tyro.conf.arg(metavar="DIR"), tyro.conf.Positional],
     views: int = 48,
-    width: int = 320,
-    height: int = 240,
+    width: int = 288,
+    height: int = 216,
     seed: int = 0,
 ) -> None:
     """Writes a capture of the demo scene.

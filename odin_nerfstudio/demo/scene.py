@@ -114,12 +114,12 @@ def _plain(points: Array, noise: SolidNoise, colour: tuple[float, float, float])
 
 
 def _stone(points: Array, noise: SolidNoise, colour: tuple[float, float, float]) -> Array:
-    grain = 0.55 + 0.5 * noise(points * 0.6) + 0.35 * (noise(points * 2.7) - 0.5)
+    grain = 0.55 + 0.5 * noise(points * 0.45) + 0.2 * (noise(points * 1.3) - 0.5)
     return np.array(colour, points.dtype) * grain[:, None]
 
 
 def _bands(points: Array, noise: SolidNoise, dark: tuple[float, float, float]) -> Array:
-    swirl = np.sin(18 * points[:, 2] + 14 * noise(points * 0.7))
+    swirl = np.sin(18 * points[:, 2] + 14 * noise(points * 0.5))
     return _mix(dark, (0.8, 0.75, 0.66), 3 * (swirl - 0.45))
 
 
@@ -127,12 +127,12 @@ def _tiles(points: Array, noise: SolidNoise) -> Array:
     around = np.arctan2(points[:, 1], points[:, 0]) * 24 / np.pi
     up = points[:, 2] * 7
     joint = np.maximum(np.abs(around % 1 - 0.5), np.abs(up % 1 - 0.5)) > 0.43
-    fired = 0.55 + 0.9 * _scatter(np.floor(around), np.floor(up)) * noise(points * 1.5)
+    fired = 0.55 + 0.9 * _scatter(np.floor(around), np.floor(up)) * noise(points * 0.7)
     return np.array((0.62, 0.2, 0.1), points.dtype) * np.where(joint, 0.3, fired)[:, None]
 
 
 def _leaves(points: Array, noise: SolidNoise) -> Array:
-    return _mix((0.02, 0.07, 0.03), (0.13, 0.3, 0.09), 2.2 * noise(points * 2.3) - 0.6)
+    return _mix((0.02, 0.07, 0.03), (0.13, 0.3, 0.09), 2.2 * noise(points * 1.1) - 0.6)
 
 
 def _water(points: Array, noise: SolidNoise) -> Array:
@@ -146,10 +146,10 @@ def _ground(points: Array, noise: SolidNoise) -> Array:
     ring = np.floor(radius / 0.42)
     slab = np.arctan2(flat[:, 1], flat[:, 0]) * np.maximum(3 * ring, 1) / np.pi
     joint = (np.abs(radius / 0.42 % 1 - 0.5) > 0.455) | (np.abs(slab % 1 - 0.5) * radius > 0.46 * radius)
-    worn = 0.6 + 0.5 * _scatter(ring, np.floor(slab)) + 0.4 * (noise(flat * 1.3) - 0.5)
+    worn = 0.6 + 0.5 * _scatter(ring, np.floor(slab)) + 0.4 * (noise(flat * 0.7) - 0.5)
     stone = np.array((0.5, 0.43, 0.34), points.dtype) * np.where(joint, 0.4, worn)[:, None]
     turned = flat @ np.array([[0.8, 0.6], [-0.6, 0.8]], flat.dtype)  # the two periods never fall together
-    blades = noise(turned * 0.93) + 0.8 * noise(flat * 0.37) + 0.6 * noise(turned * 0.06) - 0.75
+    blades = noise(turned * 0.31) + 0.8 * noise(flat * 0.13) + 0.6 * noise(turned * 0.05) - 0.75
     grass = _mix((0.06, 0.13, 0.025), (0.34, 0.4, 0.12), blades)
     return _mix(stone, grass, 6 * (radius - 3.0 - 0.9 * noise(flat * 0.4)))
 

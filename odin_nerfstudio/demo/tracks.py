@@ -11,7 +11,7 @@ from odin_nerfstudio.demo.arrays import Array
 from odin_nerfstudio.demo.camera import Camera
 from odin_nerfstudio.demo.raytrace import Tracer
 
-_POINTS_PER_VIEW = 180
+_POINTS_PER_VIEW = 280
 _DEPTH_TOLERANCE = 1e-6
 """Relative difference between a point's distance and that of the surface in front of it, to be the same surface."""
 _SAME_LOOK = float(np.cos(np.deg2rad(50)))

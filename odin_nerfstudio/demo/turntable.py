@@ -11,7 +11,7 @@ from odin_nerfstudio.demo.camera import orbit
 from odin_nerfstudio.demo.capture import SCENE_TO_COLMAP
 
 
-def write_turntable(path: Path, run: Path, width: int = 400, height: int = 300, frames: int = 96) -> None:
+def write_turntable(path: Path, run: Path, width: int = 384, height: int = 288, frames: int = 72) -> None:
     """Writes a path of ``frames`` cameras at 24 a second, for ``ns-render camera-path``.
 
     Args:
