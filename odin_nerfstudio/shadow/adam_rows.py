@@ -144,10 +144,8 @@ def step_rows(state: AdamRows, rows: Tensor, grad: Tensor, lr: float, step: int,
 def _catch_up(state: AdamRows, rows: Tensor, missed: MissedSteps) -> None:
     """Torch twin of the catch-up kernel."""
     constants = missed.constants
-    last = state.row_step[rows].long()
-    gap = (missed.now - last).clamp_min(0)
-    late = gap > 0
-    rows, last, gap = rows[late], last[late], gap[late, None]
+    last = state.row_step[rows].long().clamp_max(missed.now)
+    gap = missed.now - last[:, None]
     dtype = state.values.dtype
     m, v = state.exp_avg[rows], state.exp_avg_sq[rows]
     root = v.sqrt()
@@ -156,28 +154,29 @@ def _catch_up(state: AdamRows, rows: Tensor, missed: MissedSteps) -> None:
     first, second = missed.first[last, None].to(dtype), missed.second[last, None].to(dtype)
     move = torch.where(far, m / safe_root * first - constants.eps * (m / safe_v) * second, 0)
     state.values[rows] -= move
-    near = ~far & (m != 0)
-    if near.any():
-        _walk(state, rows, last, near, missed)
+    near = (~far & (m != 0) & (gap > 0)).nonzero()
+    if len(near):
+        _walk(state, rows[near[:, 0]], near[:, 1], last[near[:, 0], None], missed)
     state.exp_avg[rows] = m * (constants.beta1 ** gap.double()).to(dtype)
     state.exp_avg_sq[rows] = v * (constants.beta2 ** gap.double()).to(dtype)
     state.row_step[rows] = float(missed.now)
 
 
-def _walk(state: AdamRows, rows: Tensor, last: Tensor, near: Tensor, missed: MissedSteps) -> None:
-    """Takes the missed steps one by one on the elements marked ``near`` ((R, D) bool), whose √v is close to ε."""
+def _walk(state: AdamRows, row: Tensor, column: Tensor, last: Tensor, missed: MissedSteps) -> None:
+    """Takes the missed steps one by one on single elements, whose √v is close to ε: ``row``, ``column`` (E,), ``last``
+    (E, 1)."""
     beta1, beta2, eps = missed.constants
     dtype = state.values.dtype
     longest = min(missed.constants.horizon, missed.now - int(last.min()))
-    ages = torch.arange(1, longest + 1, device=rows.device)
-    for element in near.nonzero().split(max(1, _WALK_CHUNK // longest)):
-        row, column = rows[element[:, 0]], element[:, 1]
-        at = last[element[:, 0], None] + ages
+    ages = torch.arange(1, longest + 1, device=row.device)
+    chunk = max(1, _WALK_CHUNK // longest)
+    for r, c, since in zip(row.split(chunk), column.split(chunk), last.split(chunk), strict=True):
+        at = since + ages
         rate = missed.rates[at.clamp_max(missed.now)] * (at <= missed.now) / (1 - beta1 ** at.double())
         scale = 1 / (1 - beta2 ** at.double()).sqrt()
-        m = state.exp_avg[row, column, None] * (beta1 ** ages.double()).to(dtype)
-        root = (state.exp_avg_sq[row, column, None] * (beta2 ** ages.double()).to(dtype)).sqrt()
-        state.values[row, column] -= (rate.to(dtype) * m / (root * scale.to(dtype) + eps)).sum(dim=1)
+        m = state.exp_avg[r, c, None] * (beta1 ** ages.double()).to(dtype)
+        root = (state.exp_avg_sq[r, c, None] * (beta2 ** ages.double()).to(dtype)).sqrt()
+        state.values[r, c] -= (rate.to(dtype) * m / (root * scale.to(dtype) + eps)).sum(dim=1)
 
 
 def _step_rows(state: AdamRows, rows: Tensor, grad: Tensor, lr: float, step: int, constants: AdamConstants) -> None:

@@ -49,6 +49,7 @@ class LazyAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
         self.kind = kind
         self._missed: dict[int, MissedSteps] = {}
+        self._caught_up: tuple[Tensor, int] | None = None
 
     @torch.no_grad()
     def catch_up(self, rows: Tensor | None = None) -> None:
@@ -63,7 +64,9 @@ class LazyAdam(torch.optim.Optimizer):
             for param in group["params"]:
                 if self.state[param]:
                     chosen = torch.arange(len(param), device=param.device) if rows is None else rows
-                    catch_up(self._rows(param), chosen, self._steps(index, param))
+                    missed = self._steps(index, param)
+                    catch_up(self._rows(param), chosen, missed)
+                    self._caught_up = (chosen, missed.now)
 
     @torch.no_grad()
     def drift(self) -> Tensor | None:
@@ -89,7 +92,7 @@ class LazyAdam(torch.optim.Optimizer):
                 self._initialize(param)
                 state, missed = self.state[param], self._steps(index, param)
                 rows, grad = _rows_of(param.grad)
-                if self.kind == "dense":
+                if self.kind == "dense" and not self._is_current(rows, missed.now):
                     catch_up(self._rows(param), rows, missed)
                 missed.append(group["lr"])
                 state["step"] += 1
@@ -105,6 +108,13 @@ class LazyAdam(torch.optim.Optimizer):
                 state = self.state[param]
                 if state and "row_step" not in state:
                     state["row_step"] = torch.full((len(param),), float(state["step"]), device=param.device)
+
+    def _is_current(self, rows: Tensor, now: int) -> bool:
+        """Whether these very rows (the same memory, not only equal) were caught up last, and no step came since."""
+        if self._caught_up is None or self._caught_up[1] != now:
+            return False
+        last = self._caught_up[0]
+        return rows.data_ptr() == last.data_ptr() and len(rows) == len(last)
 
     def _initialize(self, param: Tensor) -> None:
         state = self.state[param]
