@@ -51,7 +51,8 @@ class Camera:
 
     def contains(self, pixels: Array) -> np.ndarray:
         """(N,) bool: which image positions (N, 2) lie inside the image."""
-        return ((pixels >= 0) & (pixels <= (self.width, self.height))).all(1)
+        x, y = pixels.T
+        return (x >= 0) & (x <= self.width) & (y >= 0) & (y <= self.height)
 
 
 def orbit(turn: Array, width: int, height: int) -> list[Camera]:
