@@ -91,8 +91,8 @@ class LazyAdam(torch.optim.Optimizer):
                     continue
                 self._initialize(param)
                 state, missed = self.state[param], self._steps(index, param)
-                rows, grad = _rows_of(param.grad)
-                if self.kind == "dense" and not self._is_current(rows, missed.now):
+                rows, grad, current = self._rows_of(param.grad, missed.now)
+                if self.kind == "dense" and not current:
                     catch_up(self._rows(param), rows, missed)
                 missed.append(group["lr"])
                 state["step"] += 1
@@ -109,12 +109,20 @@ class LazyAdam(torch.optim.Optimizer):
                 if state and "row_step" not in state:
                     state["row_step"] = torch.full((len(param),), float(state["step"]), device=param.device)
 
-    def _is_current(self, rows: Tensor, now: int) -> bool:
-        """Whether these very rows (the same memory, not only equal) were caught up last, and no step came since."""
-        if self._caught_up is None or self._caught_up[1] != now:
-            return False
-        last = self._caught_up[0]
-        return rows.data_ptr() == last.data_ptr() and len(rows) == len(last)
+    def _rows_of(self, grad: Tensor, now: int) -> tuple[Tensor, Tensor, bool]:
+        """Row numbers, (R, D) rows of a gradient, and whether these rows are known to be up to date.
+
+        They are if the row numbers are the very memory that was caught up last, with no step since; such a gradient
+        needs no coalescing either, whatever autograd did to its flag.
+        """
+        if not grad.is_sparse:
+            return torch.arange(len(grad), device=grad.device), _as_rows(grad.contiguous()), False
+        if self._caught_up is not None and self._caught_up[1] == now:
+            last, rows = self._caught_up[0], grad._indices()[0]
+            if rows.data_ptr() == last.data_ptr() and len(rows) == len(last):
+                return rows, _as_rows(grad._values().contiguous()), True
+        grad = grad.coalesce()
+        return grad.indices()[0], _as_rows(grad.values()), False
 
     def _initialize(self, param: Tensor) -> None:
         state = self.state[param]
@@ -135,14 +143,6 @@ class LazyAdam(torch.optim.Optimizer):
         state = self.state[param]
         values, exp_avg, exp_avg_sq = (_as_rows(t) for t in (param.detach(), state["exp_avg"], state["exp_avg_sq"]))
         return AdamRows(values, exp_avg, exp_avg_sq, state["row_step"])
-
-
-def _rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Row numbers and (R, D) rows of a gradient."""
-    if not grad.is_sparse:
-        return torch.arange(len(grad), device=grad.device), _as_rows(grad.contiguous())
-    grad = grad.coalesce()
-    return grad.indices()[0], _as_rows(grad.values())
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

@@ -148,8 +148,8 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         """This rank's views of the group of ``step``.
 
         Returns:
-            ``batch_per_rank`` pairs of a camera of shape (1,), whose metadata holds ``cam_idx``, and its ``image``
-            ((H, W, C) uint8) and ``mask``.
+            ``batch_per_rank`` pairs of a camera of shape (1,) on the CPU, whose metadata holds ``cam_idx``, and its
+            ``image`` ((H, W, C) uint8) and ``mask`` on this rank's device.
         """
         views = self._views_of(step)
         for ahead in range(1, self.config.prefetch_groups + 1):
@@ -187,7 +187,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
         batch = views.get(index)
         batch = {k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-        camera = dataset.cameras[index : index + 1].to(self.device)
+        camera = dataset.cameras[index : index + 1]  # stays on the CPU: reading its size must not wait for a GPU
         camera.metadata = {**(camera.metadata or {}), "cam_idx": index}
         return camera, batch
 

@@ -155,3 +155,19 @@ def test_torch_adam_state_loads() -> None:
 def test_betas_are_checked() -> None:
     with pytest.raises(ValueError, match="β₁ < β₂"):
         LazyAdam([torch.nn.Parameter(torch.zeros(1, 1))], betas=(0.999, 0.9))
+
+
+def test_gradient_of_other_rows_than_were_read_is_applied_in_full() -> None:
+    """The short cut for rows just caught up must not be taken for equal looking ones, nor for repeated rows."""
+    start = torch.randn(6, 2, dtype=torch.float64)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    lazy, dense = LazyAdam([ours], lr=0.1), torch.optim.Adam([theirs], lr=0.1)
+    for rows in ([0, 1], [2, 3], [1, 1, 4], [0, 5]):
+        lazy.catch_up(torch.tensor([0, 1]))
+        index = torch.tensor(rows)
+        grad = torch.sparse_coo_tensor(index[None], torch.ones(len(rows), 2).double(), (6, 2), check_invariants=False)
+        ours.grad, theirs.grad = grad, grad.to_dense()
+        lazy.step()
+        dense.step()
+    lazy.catch_up()
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
