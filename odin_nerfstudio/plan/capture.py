@@ -14,7 +14,7 @@ from PIL import Image
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.plan.cameras import ViewCameras, check_poses
 from odin_nerfstudio.plan.colmap_model import read_colmap_model
-from odin_nerfstudio.plan.covisibility import match_images, pose_similarity
+from odin_nerfstudio.plan.covisibility import points_in_world_of
 from odin_nerfstudio.plan.ply import read_ply_positions
 
 MODEL_FOLDERS = ("colmap/sparse/0", "sparse/0", "sparse")
@@ -106,7 +106,7 @@ def _from_transforms(file: Path) -> Capture:
     if isinstance(meta.get("ply_file_path"), str):
         points = read_ply_positions(data / meta["ply_file_path"])
     elif colmap_dir is not None:
-        points = _points_from_colmap(colmap_dir, names, cameras)
+        points = points_in_world_of(read_colmap_model(colmap_dir), names, cameras)
     if points is not None and len(points) == 0:
         points = None
     return Capture(data.resolve().name, names, cameras, points, colmap_dir)
@@ -153,12 +153,3 @@ def _image_size(file: Path, name: str) -> tuple[int, int]:
             return opened.size
     except OSError as error:
         raise UserError(f"{image}: the image that {file} lists is missing or cannot be read.") from error
-
-
-def _points_from_colmap(folder: Path, names: list[str], cameras: ViewCameras) -> NDArray[np.float64] | None:
-    """The model's points in the world of the pose file, found from the poses that both know."""
-    model = read_colmap_model(folder)
-    row = match_images(model.names, names)
-    found = np.flatnonzero(row >= 0)
-    similarity = pose_similarity(model.cameras.camera_to_worlds[row[found]], cameras.camera_to_worlds[found])
-    return None if similarity is None else model.points @ similarity[:, :3].T + similarity[:, 3]

@@ -64,6 +64,8 @@ class ColmapModel:
     """V cameras."""
     points: NDArray[np.float64]
     """(P, 3) positions."""
+    colors: NDArray[np.uint8]
+    """(P, 3) RGB."""
     tracks: sp.csr_array
     """(V, P) bool: image i observes point p."""
 
@@ -83,11 +85,11 @@ def read_colmap_model(folder: Path) -> ColmapModel:
         if kind == "txt":
             intrinsics = _cameras_from_text(files["cameras"])
             ids, names, camera_ids, poses = _images_from_text(files["images"])
-            points, lengths, observers = _points_from_text(files["points3D"])
+            points, colors, lengths, observers = _points_from_text(files["points3D"])
         else:
             intrinsics = _cameras_from_binary(files["cameras"])
             ids, names, camera_ids, poses = _images_from_binary(files["images"])
-            points, lengths, observers = _points_from_binary(files["points3D"])
+            points, colors, lengths, observers = _points_from_binary(files["points3D"])
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}).") from error
     if not names:
@@ -114,7 +116,7 @@ def read_colmap_model(folder: Path) -> ColmapModel:
     )
     tracks.sum_duplicates()
     cameras = ViewCameras(camera_to_worlds, fx, fy, cx, cy, width.astype(np.int64), height.astype(np.int64))
-    return ColmapModel(folder, names, cameras, points, tracks)
+    return ColmapModel(folder, names, cameras, points, colors, tracks)
 
 
 def holds_points(folder: Path) -> bool:
@@ -217,8 +219,11 @@ def _images_from_binary(file: Path) -> tuple[list[int], list[str], list[int], li
     return ids, names, camera_ids, poses
 
 
-def _points_from_binary(file: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Positions (P, 3), track lengths (P,) and the image ids of all tracks, one after the other."""
+_Points = tuple[NDArray[np.float64], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
+"""Positions (P, 3), colours (P, 3), track lengths (P,) and the image ids of all tracks, one after the other."""
+
+
+def _points_from_binary(file: Path) -> _Points:
     cursor = _Cursor(file)
     (count,) = cursor.take("Q")
     starts = []
@@ -233,11 +238,12 @@ def _points_from_binary(file: Path) -> tuple[NDArray[np.float64], NDArray[np.int
     data = np.frombuffer(cursor.data, dtype=np.uint8)
 
     xyz = data[start[:, None] + np.arange(8, 32)].view("<f8").reshape(-1, 3)
+    rgb = data[start[:, None] + np.arange(32, 35)]
     first = np.cumsum(length) - length
     element = np.arange(length.sum()) - np.repeat(first, length)
     observer = np.repeat(start + 51, length) + 8 * element
     image_ids = data[observer[:, None] + np.arange(4)].view("<u4").reshape(-1)
-    return xyz.astype(np.float64), length, image_ids.astype(np.int64)
+    return xyz.astype(np.float64), rgb, length, image_ids.astype(np.int64)
 
 
 def _lines(file: Path) -> list[tuple[int, str]]:
@@ -283,20 +289,22 @@ def _images_from_text(file: Path) -> tuple[list[int], list[str], list[int], list
     return ids, names, camera_ids, poses
 
 
-def _points_from_text(file: Path) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """As :func:`_points_from_binary`."""
+def _points_from_text(file: Path) -> _Points:
     positions: list[tuple[float, float, float]] = []
+    colors: list[tuple[int, int, int]] = []
     lengths: list[int] = []
     observers: list[int] = []
     for number, line in _lines(file):
         if not line.strip():
             continue
         try:
-            _, x, y, z, _, _, _, _, *track = line.split()
+            _, x, y, z, red, green, blue, _, *track = line.split()
             positions.append((float(x), float(y), float(z)))
+            colors.append((int(red), int(green), int(blue)))
             observers.extend(int(image_id) for image_id in track[::2])
         except ValueError as error:
             raise _malformed(file, number) from error
         lengths.append(len(track) // 2)
     xyz = np.array(positions, dtype=np.float64).reshape(-1, 3)
-    return xyz, np.array(lengths, dtype=np.int64), np.array(observers, dtype=np.int64)
+    rgb = np.array(colors, dtype=np.int64).clip(0, 255).astype(np.uint8).reshape(-1, 3)
+    return xyz, rgb, np.array(lengths, dtype=np.int64), np.array(observers, dtype=np.int64)

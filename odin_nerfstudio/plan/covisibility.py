@@ -116,14 +116,19 @@ def visibility_from_tracks(
     )
     incidence = selection @ model.tracks
     incidence.sort_indices()
-    positions: NDArray[np.float64] | None = model.points
-    if cameras is not None:
-        similarity = pose_similarity(
-            model.cameras.camera_to_worlds[row[found]], cameras.camera_to_worlds[np.flatnonzero(found)]
-        )
-        positions = None if similarity is None else model.points @ similarity[:, :3].T + similarity[:, 3]
+    positions = model.points if cameras is None else points_in_world_of(model, image_names, cameras)
     reason = f"COLMAP tracks of {found.sum()} of {len(row)} views."
     return Visibility(incidence, positions, "tracks", reason)
+
+
+def points_in_world_of(
+    model: ColmapModel, image_names: Sequence[str | Path], cameras: ViewCameras
+) -> NDArray[np.float64] | None:
+    """(P, 3) the model's points where ``cameras`` (of these V images) place the world; None if they do not tell."""
+    row = match_images(model.names, image_names)
+    found = np.flatnonzero(row >= 0)
+    similarity = pose_similarity(model.cameras.camera_to_worlds[row[found]], cameras.camera_to_worlds[found])
+    return None if similarity is None else model.points @ similarity[:, :3].T + similarity[:, 3]
 
 
 def visibility_from_points(points: NDArray[np.float64], cameras: ViewCameras, reason: str) -> Visibility:

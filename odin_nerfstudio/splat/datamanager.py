@@ -15,6 +15,7 @@ import tyro
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanager, FullImageDatamanagerConfig
+from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
@@ -22,6 +23,7 @@ from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.plan.cameras import ViewCameras, check_poses
 from odin_nerfstudio.plan.capture import Capture, find_colmap_model, read_capture
 from odin_nerfstudio.plan.colmap_model import holds_points, read_colmap_model
+from odin_nerfstudio.plan.covisibility import points_in_world_of
 from odin_nerfstudio.plan.plan import Plan
 from odin_nerfstudio.plan.schedule import ScheduleConfig
 from odin_nerfstudio.splat.dataset import UndistortedDataset
@@ -82,11 +84,13 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     ) -> None:
         data = config.data or config.dataparser.data
         _check_folder(data)
-        _do_without_points(data, config.dataparser)
+        from_model = _leave_points_to_us(data, config.dataparser)
         with _parsing(data, config.dataparser):
             super().__init__(config, device, test_mode, world_size, local_rank, **kwargs)
             cameras, names = self.train_dataset.cameras, [path.name for path in self.train_dataset.image_filenames]
             check_poses(cameras.camera_to_worlds.numpy(), names, str(data))
+        if from_model and test_mode == "val":
+            self._take_seed_points_from_model()
         if test_mode != "inference":
             self.train_dataset.check_files()
             self.eval_dataset.check_files()
@@ -179,6 +183,19 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     def _views_of(self, step: int) -> list[int]:
         return self.plan.schedule.group(step).of_rank(self.local_rank).tolist()
 
+    def _take_seed_points_from_model(self) -> None:
+        """Puts the COLMAP model's points where the data parser would have put those of a point cloud."""
+        folder, dataset = self._colmap_model(), self.train_dataset
+        if folder is None:
+            return
+        model = read_colmap_model(folder)
+        points = points_in_world_of(model, dataset.image_filenames, _plan_cameras(dataset.cameras))
+        if points is not None and len(points):
+            CONSOLE.log(f"{len(points)} seed points from the COLMAP model in {folder}.")
+            seeds = {"points3D_xyz": torch.from_numpy(points).float(), "points3D_rgb": torch.from_numpy(model.colors)}
+            self.train_dataparser_outputs.metadata.update(seeds)
+            dataset.metadata.update(seeds)
+
     def _colmap_model(self) -> Path | None:
         """The COLMAP model of the capture: the one the data parser reads, else where captures keep it."""
         data, chosen = self.get_datapath(), getattr(self.config.dataparser, "colmap_path", None)
@@ -223,14 +240,22 @@ def _check_folder(data: Path) -> None:
         raise UserError(f"--data {data}: is empty.")
 
 
-def _do_without_points(data: Path, dataparser: Any) -> None:
-    """nerfstudio's COLMAP parser fails on a model without points; such a capture starts from random primitives."""
-    if getattr(dataparser, "colmap_path", None) is None or not dataparser.load_3D_points:
-        return
-    folder = data / dataparser.colmap_path
-    if not holds_points(folder):
-        CONSOLE.log(f"The COLMAP model in {folder} holds no points: starting from random primitives.")
-        dataparser.load_3D_points = False
+def _leave_points_to_us(data: Path, dataparser: Any) -> bool:
+    """Keeps nerfstudio's parsers from what they cannot do with points; True where the COLMAP model has to give them.
+
+    The COLMAP parser fails on a model without points. The nerfstudio parser, where transforms.json names no point
+    cloud, asks on the terminal whether to rewrite the capture, or starts from random primitives.
+    """
+    if isinstance(dataparser, ColmapDataParserConfig) and dataparser.load_3D_points:
+        dataparser.load_3D_points = holds_points(data / dataparser.colmap_path)
+        if not dataparser.load_3D_points:
+            CONSOLE.log(f"The COLMAP model in {data / dataparser.colmap_path} holds no points.")
+    elif isinstance(dataparser, NerfstudioDataParserConfig) and dataparser.load_3D_points:
+        file = data if data.suffix == ".json" else data / "transforms.json"
+        if file.is_file() and b'"ply_file_path"' not in file.read_bytes():
+            dataparser.load_3D_points = False
+            return True
+    return False
 
 
 class _parsing:

@@ -189,6 +189,34 @@ def test_model_without_tracks(capture: Path, tmp_path: Path, capsys: pytest.Capt
     assert "Seed points projected into the cameras" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("place", ["sparse/0", "colmap/sparse/0"])
+def test_seed_points_come_from_the_model_where_no_point_cloud_is_named(
+    capture: Path, tmp_path: Path, place: str
+) -> None:
+    """Without asking on the terminal, and where the point cloud would have put them."""
+    expected = train_a_step(nerfstudio_config(capture, tmp_path / "a")).pipeline.datamanager
+    if place != "sparse/0":
+        (capture / "colmap").mkdir()
+        (capture / "sparse").rename(capture / "colmap" / "sparse")
+    edit_json(capture, lambda meta: meta.pop("ply_file_path"))
+    found = train_a_step(nerfstudio_config(capture, tmp_path / "b")).pipeline.datamanager
+    ours, theirs = (
+        {
+            tuple(point): tuple(color)
+            for point, color in zip(
+                np.round(manager.train_dataset.metadata["points3D_xyz"].numpy(), 3).tolist(),
+                manager.train_dataset.metadata["points3D_rgb"].tolist(),
+                strict=True,
+            )
+        }
+        for manager in (found, expected)
+    )
+    assert len(ours) > 100
+    shared = ours.keys() & theirs.keys()
+    assert len(shared) > 0.9 * len(ours)  # the rest lies on a rounding edge
+    assert all(ours[point] == theirs[point] for point in shared)
+
+
 def test_one_image(capture: Path, tmp_path: Path) -> None:
     edit_json(capture, lambda meta: meta.update(frames=meta["frames"][:1]))
     trainer = train_a_step(nerfstudio_config(capture, tmp_path / "o"))
