@@ -50,8 +50,6 @@ class OdinPipeline(VanillaPipeline):
         grad_scaler: GradScaler | None = None,
     ) -> None:
         with exit_with_sentence():
-            if world_size > 1:
-                raise UserError("--machine.num-devices: odin-splatfacto trains on one device so far. Set it to 1.")
             super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)
             self.model.set_seed(config.seed)
             self.datamanager.seed = config.seed

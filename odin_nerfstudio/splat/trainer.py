@@ -72,9 +72,17 @@ class OdinTrainerConfig(TrainerConfig):
             SystemExit: with a sentence.
         """
         with exit_with_sentence():
-            if self.machine.device_type == "cuda" and not torch.cuda.is_available():
+            device, ranks = self.machine.device_type, self.machine.num_devices * self.machine.num_machines
+            if device not in ("cpu", "cuda"):
+                raise UserError(f"--machine.device-type {device}: splats are rendered on cpu and cuda only.")
+            if device == "cuda" and not torch.cuda.is_available():
                 raise UserError(
                     "--machine.device-type cuda: torch sees no CUDA device here. Leave the flag out or set it to cpu."
+                )
+            if ranks != 1:
+                raise UserError(
+                    f"--machine.num-devices × --machine.num-machines is {ranks}: "
+                    "odin-splatfacto trains on one device so far. Set both to 1."
                 )
 
     def get_checkpoint_dir(self) -> Path:
