@@ -199,7 +199,9 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     def _colmap_model(self) -> Path | None:
         """The COLMAP model of the capture: the one the data parser reads, else where captures keep it."""
         data, chosen = self.get_datapath(), getattr(self.config.dataparser, "colmap_path", None)
-        return data / chosen if chosen is not None else find_colmap_model(data)
+        if chosen is not None:
+            return data / chosen
+        return find_colmap_model(data if data.is_dir() else data.parent)
 
     def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
         batch = views.get(index)
