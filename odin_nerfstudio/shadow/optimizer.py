@@ -49,7 +49,7 @@ class LazyAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
         self.kind = kind
         self._missed: dict[int, MissedSteps] = {}
-        self._caught_up: tuple[Tensor, int] | None = None
+        self._announced = False
 
     @torch.no_grad()
     def catch_up(self, rows: Tensor | None = None) -> None:
@@ -64,26 +64,44 @@ class LazyAdam(torch.optim.Optimizer):
             for param in group["params"]:
                 if self.state[param]:
                     chosen = torch.arange(len(param), device=param.device) if rows is None else rows
-                    missed = self._steps(index, param)
-                    catch_up(self._rows(param), chosen, missed)
-                    self._caught_up = (chosen, missed.now)
+                    catch_up(self._rows(param), chosen, self._steps(index, param))
+
+    @torch.no_grad()
+    def announce(self) -> None:
+        """Fixes the learning rate of the coming step before its gradients are known.
+
+        Rows that will have no part in the step can be caught up through it from now on; its own rows must have been
+        caught up before, and must not be again until :meth:`step` has taken it.
+        """
+        for index, group in enumerate(self.param_groups):
+            for param in group["params"]:
+                self._initialize(param)
+                self._steps(index, param).append(group["lr"])
+        self._announced = True
 
     @torch.no_grad()
     def drift(self) -> Tensor | None:
         """(N,) bound on how far each coordinate of a row may move when it is caught up; None where no row is late.
 
         |m|/√v ≤ ``reach`` for any history, so the missed steps of a row that is up to date with s move it by at most
-        ``reach · A[s]``. Only for optimizers of a single parameter, as nerfstudio builds them.
+        ``reach · A[s]``, and an announced step with a gradient by √β₂/β₁ of that. Only for optimizers of a single
+        parameter, as nerfstudio builds them.
         """
         (param,) = self.param_groups[0]["params"]
         if self.kind == "selective" or not self.state[param]:
             return None
         missed = self._steps(0, param)
-        return (missed.constants.reach * missed.first[self.state[param]["row_step"].long()]).to(param.dtype)
+        reach = missed.constants.reach
+        if self._announced:
+            reach *= math.sqrt(missed.constants.beta2) / missed.constants.beta1
+        return (reach * missed.first[self.state[param]["row_step"].long()]).to(param.dtype)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Takes one step on the rows of each parameter's gradient, sparse (COO, one index dimension) or dense."""
+        """Takes one step on the rows of each parameter's gradient, sparse (COO, one index dimension) or dense.
+
+        If the step was announced, every parameter has a gradient, whose rows were caught up before.
+        """
         loss = closure() if closure is not None else None
         for index, group in enumerate(self.param_groups):
             for param in group["params"]:
@@ -91,12 +109,14 @@ class LazyAdam(torch.optim.Optimizer):
                     continue
                 self._initialize(param)
                 state, missed = self.state[param], self._steps(index, param)
-                rows, grad, current = self._rows_of(param.grad, missed.now)
-                if self.kind == "dense" and not current:
-                    catch_up(self._rows(param), rows, missed)
-                missed.append(group["lr"])
+                rows, grad = _rows_of(param.grad)
+                if not self._announced:
+                    if self.kind == "dense":
+                        catch_up(self._rows(param), rows, missed)
+                    missed.append(group["lr"])
                 state["step"] += 1
                 step_rows(self._rows(param), rows, grad, group["lr"], missed.now, missed.constants)
+        self._announced = False
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -108,21 +128,6 @@ class LazyAdam(torch.optim.Optimizer):
                 state = self.state[param]
                 if state and "row_step" not in state:
                     state["row_step"] = torch.full((len(param),), float(state["step"]), device=param.device)
-
-    def _rows_of(self, grad: Tensor, now: int) -> tuple[Tensor, Tensor, bool]:
-        """Row numbers, (R, D) rows of a gradient, and whether these rows are known to be up to date.
-
-        They are if the row numbers are the very memory that was caught up last, with no step since; such a gradient
-        needs no coalescing either, whatever autograd did to its flag.
-        """
-        if not grad.is_sparse:
-            return torch.arange(len(grad), device=grad.device), _as_rows(grad.contiguous()), False
-        if self._caught_up is not None and self._caught_up[1] == now:
-            last, rows = self._caught_up[0], grad._indices()[0]
-            if rows.data_ptr() == last.data_ptr() and len(rows) == len(last):
-                return rows, _as_rows(grad._values().contiguous()), True
-        grad = grad.coalesce()
-        return grad.indices()[0], _as_rows(grad.values()), False
 
     def _initialize(self, param: Tensor) -> None:
         state = self.state[param]
@@ -143,6 +148,14 @@ class LazyAdam(torch.optim.Optimizer):
         state = self.state[param]
         values, exp_avg, exp_avg_sq = (_as_rows(t) for t in (param.detach(), state["exp_avg"], state["exp_avg_sq"]))
         return AdamRows(values, exp_avg, exp_avg_sq, state["row_step"])
+
+
+def _rows_of(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Row numbers and (R, D) rows of a gradient."""
+    if not grad.is_sparse:
+        return torch.arange(len(grad), device=grad.device), _as_rows(grad.contiguous())
+    grad = grad.coalesce()
+    return grad.indices()[0], _as_rows(grad.values())
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

@@ -160,6 +160,10 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
             self.train_views.prefetch(self._views_of(step + ahead))
         return [self._on_device(self.train_dataset, self.train_views, view) for view in views]
 
+    def train_camera(self, view: int) -> Cameras:
+        """The camera of a training view: shape (1,), on the CPU, its index in ``metadata["cam_idx"]``."""
+        return _indexed(self.train_dataset.cameras, view)
+
     def next_train(self, step: int) -> tuple[Cameras, Batch]:
         """The first view of the group; nerfstudio's interface knows no groups."""
         return self.next_group(step)[0]
@@ -206,9 +210,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
         batch = views.get(index)
         batch = {k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-        camera = dataset.cameras[index : index + 1]  # stays on the CPU: reading its size must not wait for a GPU
-        camera.metadata = {**(camera.metadata or {}), "cam_idx": index}
-        return camera, batch
+        return _indexed(dataset.cameras, index), batch
 
 
 class EvalViews:
@@ -225,6 +227,12 @@ class EvalViews:
         for index in range(len(self)):
             manager.eval_views.prefetch(range(index + 1, min(index + 2, len(self))))
             yield manager._on_device(manager.eval_dataset, manager.eval_views, index)
+
+
+def _indexed(cameras: Cameras, index: int) -> Cameras:
+    camera = cameras[index : index + 1]  # stays on the CPU: reading its size must not wait for a GPU
+    camera.metadata = {**(camera.metadata or {}), "cam_idx": index}
+    return camera
 
 
 def _plan_cameras(cameras: Cameras) -> ViewCameras:

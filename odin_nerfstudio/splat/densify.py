@@ -107,6 +107,10 @@ class MonteCarlo(MCMCStrategy):
     absgrad: bool = False
     """MCMC needs no screen-space gradients."""
 
+    def is_fence(self, step: int) -> bool:
+        """Whether ``step`` changes rows: its noise always does."""
+        return True
+
     def step_post_backward(
         self,
         params: Params,

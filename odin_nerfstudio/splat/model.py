@@ -31,8 +31,7 @@ from odin_nerfstudio.shadow.scope import in_scope
 from odin_nerfstudio.splat.densify import GrowAndPrune, MonteCarlo, SplatStatistics, catch_up
 from odin_nerfstudio.splat.draws import keyed_generator
 from odin_nerfstudio.splat.perceptual import LazyLPIPS
-from odin_nerfstudio.splat.raster import PinholeCamera, RasterSettings, Rows, Splats, select_rasterizer
-from odin_nerfstudio.splat.rows import gather_rows
+from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, Splats, select_rasterizer
 
 Outputs = dict[str, Any]
 
@@ -60,8 +59,8 @@ class OdinSplatfactoModelConfig(SplatfactoModelConfig):
 class OdinSplatfactoModel(SplatfactoModel):
     """Gaussians under Odin's three hooks (design §3.6).
 
-    :meth:`read` names the candidates and brings them up to date, the backward of ``gather_rows`` hands the gradients of
-    exactly these rows to the optimizer, and the optimizer's step publishes them.
+    :meth:`scope` names the candidates before they are read; the runner takes the gradients of exactly these rows back
+    after the backward, and the optimizer's step publishes them.
     """
 
     config: OdinSplatfactoModelConfig
@@ -89,7 +88,7 @@ class OdinSplatfactoModel(SplatfactoModel):
         grows = isinstance(self.strategy, GrowAndPrune)
         self.strategy_state = self.strategy.initialize_state(scene_scale=1.0) if grows else {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._rendered: list[tuple[Splats, PinholeCamera]] = []
+        self.statistics: list[SplatStatistics] = []
 
     def set_seed(self, seed: int) -> None:
         """Sets the seed of what every step draws: backgrounds, and where new primitives go."""
@@ -107,37 +106,56 @@ class OdinSplatfactoModel(SplatfactoModel):
     # ------------------------------------------------------------------------------------------------- rendering
 
     def get_outputs(self, camera: Cameras) -> Outputs:
-        """Renders one camera; see :meth:`render_group`."""
-        return self.render_group([camera])[0]
-
-    def render_group(self, cameras: Sequence[Cameras]) -> list[Outputs]:
-        """Renders the views of a group from one reading of the rows that any of them may touch.
-
-        Args:
-            cameras: each of shape (1,); ``metadata["cam_idx"]`` is the training view's index.
-
-        Returns:
-            For each camera ``rgb`` (H, W, 3), ``depth`` (H, W, 1), ``accumulation`` (H, W, 1) and ``background``.
-        """
-        pinholes = [self._pinhole(camera) for camera in cameras]
-        rows = self.read(pinholes)
-        self._rendered = []
-        return [self._render(rows, *view) for view in zip(cameras, pinholes, strict=True)]
-
-    def read(self, cameras: Sequence[PinholeCamera]) -> Rows:
-        """The rows in scope of any of the cameras, up to date; their gradients come back as rows."""
-        scope = self._scope(cameras)
+        """Renders one camera from the rows of this rank, outside training units."""
+        pinhole = self.pinhole(camera, self.step)
+        scope = self.scope([pinhole], self.step)
         catch_up(self.optimizers, scope)
         if self.crop_box is not None and not self.training:
             scope = scope[self.crop_box.within(self.means[scope]).reshape(-1)]
-        return Rows(ids=scope, **{name: gather_rows(param, scope) for name, param in self.gauss_params.items()})
+        rows = Rows(self.ids[scope], **{name: param.index_select(0, scope) for name, param in self.gauss_params.items()})
+        return self.render(camera, pinhole, self.rasterizer.project(rows, pinhole, self.raster_settings(self.step)))
+
+    def render(self, camera: Cameras, pinhole: PinholeCamera, splats: Splats) -> Outputs:
+        """Rasterizes splats and composes the image over the background.
+
+        Args:
+            camera: of shape (1,); ``metadata["cam_idx"]`` is a training view's index.
+            pinhole: the same camera as the rasterizers take it.
+            splats: of this view.
+
+        Returns:
+            ``rgb`` (H, W, 3), ``depth`` (H, W, 1), ``accumulation`` (H, W, 1) and ``background``.
+        """
+        absgrad = self.training and self.strategy.absgrad
+        image = self.rasterizer.rasterize(splats, pinhole.width, pinhole.height, absgrad=absgrad)
+        background = self._background(camera)
+        rgb = torch.clamp(image.rgb + (1 - image.alpha) * background, 0.0, 1.0)
+        if self.config.use_bilateral_grid and self.training and "cam_idx" in (camera.metadata or {}):
+            rgb = self._apply_bilateral_grid(rgb[None], camera.metadata["cam_idx"], pinhole.height, pinhole.width)[0]
+        depth = None
+        if self.config.output_depth_during_training or not self.training:
+            farthest = image.depth.detach().max()
+            depth = torch.where(image.alpha > 0, image.depth, farthest)
+        if not self.training:
+            background = background.expand(pinhole.height, pinhole.width, 3)
+        return {"rgb": rgb, "depth": depth, "accumulation": image.alpha, "background": background}
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.arange(self.num_points, device=self.device)
+
+    @property
+    def rasterizer(self) -> Rasterizer:
+        """The backend for this device."""
+        return select_rasterizer(self.device)
 
     @torch.no_grad()
-    def _scope(self, cameras: Sequence[PinholeCamera]) -> Tensor:
-        """(R,) int64 ascending: the union of the cameras' scopes, or every row where the loss reads every row."""
-        if self.training and self._loss_reads_every_row():
+    def scope(self, cameras: Sequence[PinholeCamera], step: int) -> Tensor:
+        """(R,) int64 ascending: rows that any of the cameras may touch, or every row where a loss reads every row."""
+        if self.training and self.loss_reads_every_row(step):
             return torch.arange(self.num_points, device=self.device)
-        settings = self._raster_settings()
+        settings = self.raster_settings(step)
+        drift = {f"{name}_drift": self._drift(name) for name in ("means", "scales")}
         inside = torch.zeros(self.num_points, dtype=torch.bool, device=self.device)
         for camera in cameras:
             inside |= in_scope(
@@ -150,8 +168,7 @@ class OdinSplatfactoModel(SplatfactoModel):
                 near=settings.near,
                 far=settings.far,
                 eps2d=settings.eps2d,
-                means_drift=self._drift("means"),
-                scales_drift=self._drift("scales"),
+                **drift,
             )
         return inside.nonzero()[:, 0]
 
@@ -159,46 +176,27 @@ class OdinSplatfactoModel(SplatfactoModel):
         optimizer = self.optimizers.get(name)
         return optimizer.drift() if isinstance(optimizer, LazyAdam) else None
 
-    def _loss_reads_every_row(self) -> bool:
-        regularized = self.config.use_scale_regularization and self.step % 10 == 0
-        return regularized or self.config.strategy == "mcmc"
+    def loss_reads_every_row(self, step: int) -> bool:
+        """Whether a regulariser of this step is over all primitives."""
+        return self.config.strategy == "mcmc" or (self.config.use_scale_regularization and step % 10 == 0)
 
-    def _render(self, rows: Rows, camera: Cameras, pinhole: PinholeCamera) -> Outputs:
-        rasterizer = select_rasterizer(self.device)
-        collects = self.training and torch.is_grad_enabled() and self.config.strategy == "default"
-        splats = rasterizer.project(rows, pinhole, self._raster_settings())
-        if collects:
-            splats.means2d.retain_grad()
-            self._rendered.append((splats, pinhole))
-        image = rasterizer.rasterize(splats, pinhole.width, pinhole.height, absgrad=collects and self.strategy.absgrad)
-        background = self._background(camera)
-        rgb = torch.clamp(image.rgb + (1 - image.alpha) * background, 0.0, 1.0)
-        if self.config.use_bilateral_grid and self.training and "cam_idx" in (camera.metadata or {}):
-            rgb = self._apply_bilateral_grid(rgb[None], camera.metadata["cam_idx"], pinhole.height, pinhole.width)[0]
-        depth = None
-        depth = None
-        if self.config.output_depth_during_training or not self.training:
-            farthest = image.depth.detach().max()
-            depth = torch.where(image.alpha > 0, image.depth, farthest)
-        if not self.training:
-            background = background.expand(pinhole.height, pinhole.width, 3)
-        return {"rgb": rgb, "depth": depth, "accumulation": image.alpha, "background": background}
-
-    def _pinhole(self, camera: Cameras) -> PinholeCamera:
-        """nerfstudio's camera (OpenGL axes, camera → world) as the rasterizers take it, at this step's resolution."""
+    def pinhole(self, camera: Cameras, step: int) -> PinholeCamera:
+        """nerfstudio's camera (OpenGL axes, camera → world) as the rasterizers take it, at a step's resolution."""
         c2w = self.camera_optimizer.apply_to_camera(camera) if self.training else camera.camera_to_worlds
         rotation = (c2w[0, :3, :3] * c2w.new_tensor([1.0, -1.0, -1.0])).T
         top = torch.cat([rotation, -rotation @ c2w[0, :3, 3:4]], dim=1)
         viewmat = torch.cat([top, c2w.new_tensor([[0.0, 0.0, 0.0, 1.0]])])
-        factor = self._get_downscale_factor()
+        halvings = max(self.config.num_downscales - step // self.config.resolution_schedule, 0)
+        factor = 2**halvings if self.training else 1
         camera.rescale_output_resolution(1 / factor)
         K = camera.get_intrinsics_matrices()[0]
         width, height = int(camera.width.item()), int(camera.height.item())
         camera.rescale_output_resolution(factor)
         return PinholeCamera(viewmat.to(self.means), K.to(self.means), width, height)
 
-    def _raster_settings(self) -> RasterSettings:
-        degree = min(self.step // self.config.sh_degree_interval, self.config.sh_degree)
+    def raster_settings(self, step: int) -> RasterSettings:
+        """How images are formed at a step."""
+        degree = min(step // self.config.sh_degree_interval, self.config.sh_degree)
         return RasterSettings(sh_degree=degree if self.config.sh_degree > 0 else None, mode=self.config.rasterize_mode)
 
     def _background(self, camera: Cameras) -> Tensor:
@@ -231,17 +229,9 @@ class OdinSplatfactoModel(SplatfactoModel):
     def step_post_backward(self, step: int) -> None:
         """After every step: statistics of its splats, and at fences the strategy's changes."""
         self.strategy.step_post_backward(
-            self.gauss_params, self.optimizers, self.strategy_state, step, info=self._statistics()
+            self.gauss_params, self.optimizers, self.strategy_state, step, info=self.statistics
         )
-        self._rendered = []
-
-    def _statistics(self) -> list[SplatStatistics]:
-        statistics = []
-        for splats, camera in self._rendered:
-            grad = splats.absgrad if self.strategy.absgrad else splats.means2d.grad
-            if grad is not None:  # with one rank, a primitive's id is its row
-                statistics.append(SplatStatistics(splats.ids, grad, splats.radii, camera.width, camera.height))
-        return statistics
+        self.statistics = []
 
     def _strategy(self) -> GrowAndPrune | MonteCarlo:
         config = self.config

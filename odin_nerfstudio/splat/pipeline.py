@@ -11,9 +11,11 @@ import tyro
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
 from torch.cuda.amp.grad_scaler import GradScaler
 
+from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.splat.datamanager import OdinDataManager, OdinDataManagerConfig
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
+from odin_nerfstudio.splat.runner import UnitRunner
 
 
 @dataclass
@@ -53,21 +55,31 @@ class OdinPipeline(VanillaPipeline):
             super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)
             self.model.set_seed(config.seed)
             self.datamanager.seed = config.seed
+            self.runner = UnitRunner(self.model, self.datamanager, World.current(device, local_rank))
             if test_mode == "val":  # what nerfstudio calls a pipeline that is going to be trained
                 self.datamanager.prepare_training()
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Renders the group of ``step``; losses and metrics are means over its views."""
-        views = self.datamanager.next_group(step)
-        outputs = self.model.render_group([camera for camera, _ in views])
+        """Renders this rank's views of the group of ``step``.
+
+        Returns:
+            Outputs of each view; losses, whose sum over all ranks is the mean over the group; metrics, means over this
+            rank's views.
+        """
+        views, leaves = self.datamanager.next_group(step), self.runner.receive(step)
+        outputs = []
         losses, metrics = defaultdict(list), defaultdict(list)
-        for output, (_, batch) in zip(outputs, views, strict=True):
+        for (camera, batch), splats in zip(views, leaves, strict=True):
+            output = self.model.render(camera, self.model.pinhole(camera, step), splats)
             view_metrics = self.model.get_metrics_dict(output, batch)
             for name, value in view_metrics.items():
                 metrics[name].append(torch.as_tensor(value, dtype=torch.float32))
             for name, value in self.model.get_loss_dict(output, batch, view_metrics).items():
                 losses[name].append(value)
-        return outputs, _means(losses), _means(metrics)
+            outputs.append(output)
+        size = self.datamanager.group_size
+        mean_metrics = {name: torch.stack(each).mean() for name, each in metrics.items()}
+        return outputs, {name: torch.stack(each).sum() / size for name, each in losses.items()}, mean_metrics
 
     def get_average_eval_image_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Average metrics over the evaluation images.
@@ -82,7 +94,3 @@ class OdinPipeline(VanillaPipeline):
                     "Choose another --eval-mode of the dataparser."
                 )
             return super().get_average_eval_image_metrics(*args, **kwargs)
-
-
-def _means(values: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: torch.stack(each).mean() for name, each in values.items()}

@@ -14,6 +14,7 @@ from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.optimizers import OptimizerConfig, Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils.decorators import check_main_thread
+from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint, write_checkpoint
@@ -131,6 +132,36 @@ class OdinTrainer(Trainer):
         optimizers = Optimizers(configs, self.pipeline.get_param_groups())
         self.pipeline.model.attach(optimizers)
         return optimizers
+
+    def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """One task unit: read → render → loss → backward → push → publish, and the start of the next unit's reading."""
+        pipeline, model = self.pipeline, self.pipeline.model
+        optimizers = self.optimizers
+        optimizers.zero_grad_all()
+        _, losses, metrics = pipeline.get_train_loss_dict(step)
+        loss = torch.stack(list(losses.values())).sum()
+        for name in model.gauss_params:
+            optimizers.optimizers[name].announce()
+        if not self._is_fence(step):
+            pipeline.runner.begin(step + 1, pending=True)
+        loss.backward()
+        model.statistics = pipeline.runner.publish()
+        for name, optimizer in optimizers.optimizers.items():
+            if name not in model.gauss_params:
+                optimizer.step()
+        optimizers.scheduler_step_all(step)
+        return loss, losses, metrics
+
+    def _is_fence(self, step: int) -> bool:
+        """Whether the next unit must not read anything before this one is published.
+
+        Rows change in number or order, cameras are learned, or a checkpoint is written, from which a run must go on as
+        if it had not been interrupted.
+        """
+        model = self.pipeline.model
+        last = step == self._start_step + self.config.max_num_iterations - 1
+        saves = step_check(step, self.config.steps_per_save)
+        return last or saves or model.strategy.is_fence(step) or model.config.camera_optimizer.mode != "off"
 
     def train(self) -> None:
         """Trains; an interruption or an unreadable image saves what was learned before the process ends.

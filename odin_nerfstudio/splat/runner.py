@@ -1,0 +1,234 @@
+"""Runs task units: read, send, render, push, publish, over the shards of all ranks (design §3.1).
+
+A rank plays two parts. As an *owner* it reads rows of its shard, projects them for every view of a group and sends the
+splats to the ranks that render; later it takes their gradients back and steps its rows. As a *renderer* it merges the
+splats of all owners into the leaves of its own graph. What is sent for the next unit before the current one is published
+are the rows that the current one cannot change; the order in which anything arrives never shows in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from odin_nerfstudio.comm.exchange import Exchange, Job
+from odin_nerfstudio.comm.splat_block import SplatBlock, SplatGradBlock
+from odin_nerfstudio.comm.world import World
+from odin_nerfstudio.splat.datamanager import OdinDataManager
+from odin_nerfstudio.splat.densify import SplatStatistics, catch_up
+from odin_nerfstudio.splat.model import OdinSplatfactoModel
+from odin_nerfstudio.splat.raster import PinholeCamera, Rows, Splats
+
+DIFFERENTIATED = ("means2d", "depths", "conics", "opacities", "colors")
+"""Fields of a splat that have a gradient."""
+
+
+@dataclass
+class Part:
+    """Rows of a unit that an owner read together, and what it made of them."""
+
+    rows: Tensor
+    """(R,) int64 rows of the shard, ascending."""
+    values: Rows
+    """Copies of the rows, leaves of the projection's graph: a publication cannot change them."""
+    splats: list[Splats]
+    """For each view of the group."""
+    job: Job
+    """The exchange in which these splats left, and those of all owners for this rank's views arrive."""
+
+
+@dataclass
+class TaskUnit:
+    """One group on one rank."""
+
+    step: int
+    """The optimizer step."""
+    ranks: list[int]
+    """The rank that renders each view of the group."""
+    cameras: list[PinholeCamera]
+    """The camera of each view."""
+    scope: Tensor
+    """(R,) int64 ascending: rows of the shard that any view may touch."""
+    parts: list[Part] = field(default_factory=list)
+    """Early rows, then late ones."""
+    leaves: list[Splats] = field(default_factory=list)
+    """Splats of the views that this rank renders."""
+    order: Tensor | None = None
+    """(M,) where each splat of the leaves, one after the other, lay among those that arrived."""
+
+    def views_of(self, rank: int) -> list[int]:
+        """Numbers within the group of the views that a rank renders."""
+        return [view for view, renderer in enumerate(self.ranks) if renderer == rank]
+
+
+class UnitRunner:
+    """Owner and renderer of one rank.
+
+    Args:
+        model: the shard, its optimizers and the renderer.
+        datamanager: the schedule and the cameras.
+        world: the ranks.
+    """
+
+    def __init__(self, model: OdinSplatfactoModel, datamanager: OdinDataManager, world: World) -> None:
+        self._model = model
+        self._datamanager = datamanager
+        self._world = world
+        self._exchange = Exchange(world)
+        self._next: TaskUnit | None = None
+        self._current: TaskUnit | None = None
+
+    def begin(self, step: int, pending: bool) -> None:
+        """Hook 1, before reading: finds the scope of a unit, and sends its early rows if ``early`` asks for it.
+
+        Args:
+            step: the unit's step.
+            pending: whether the unit before it is not yet published.
+        """
+        if self._next is not None and self._next.step == step:
+            return
+        group = self._datamanager.plan.schedule.group(step)
+        views = [self._datamanager.train_camera(int(view)) for view in group.views]
+        cameras = [self._model.pinhole(camera, step) for camera in views]
+        self._next = TaskUnit(step, group.ranks.tolist(), cameras, self._model.scope(cameras, step))
+        if pending and self._current is not None:
+            self._send(self._next, _without(self._next.scope, self._current.scope), "early splats")
+
+    def receive(self, step: int) -> list[Splats]:
+        """Sends what was late and waits for the splats of this rank's views.
+
+        Returns:
+            For each view of this rank, in the order of the group, leaves in ascending order of id.
+        """
+        self.begin(step, pending=False)
+        unit, self._next = self._next, None
+        assert unit is not None
+        self._current = unit
+        sent = [part.rows for part in unit.parts]
+        self._send(unit, _without(unit.scope, torch.cat(sent)) if sent else unit.scope, "late splats")
+        arrived = torch.cat([block for part in unit.parts for block in self._exchange.wait(part.job)])
+        block, slots = SplatBlock.unpack(arrived[:, :-1]), arrived[:, -1].long()
+        by_id = torch.argsort(block.ids, stable=True)
+        unit.order = by_id[torch.argsort(slots[by_id], stable=True)]
+        counts = torch.bincount(slots, minlength=len(unit.ranks)).tolist()
+        start = 0
+        for view, rank in enumerate(unit.ranks):
+            if rank == self._world.rank:
+                unit.leaves.append(_leaves(block, unit.order[start : start + counts[view]]))
+                start += counts[view]
+        return unit.leaves
+
+    def publish(self) -> list[SplatStatistics]:
+        """Hooks 2 and 3: pushes the gradients of this rank's splats to their owners, takes those of its own rows, and
+        steps them.
+
+        Returns:
+            For each view of the group, what its backward says about rows of this shard.
+        """
+        unit, self._current = self._current, None
+        assert unit is not None
+        returned = self._push(unit)
+        statistics = []
+        for view, (rank, camera) in enumerate(zip(unit.ranks, unit.cameras, strict=True)):
+            seen = []
+            for part in unit.parts:
+                splats, gradients = part.splats[view], SplatGradBlock.unpack(next(returned[rank]))
+                if len(splats.ids):
+                    torch.autograd.backward(
+                        [getattr(splats, name) for name in DIFFERENTIATED],
+                        [getattr(gradients, name) for name in DIFFERENTIATED],
+                        retain_graph=camera.viewmat.requires_grad,
+                    )
+                grad2d = gradients.absgrad if self._model.strategy.absgrad else gradients.means2d
+                seen.append((part.rows[splats.index], grad2d, splats.radii))
+            index, grad2d, radii = (torch.cat(each) for each in zip(*seen, strict=True))
+            statistics.append(SplatStatistics(index, grad2d, radii, camera.width, camera.height))
+        self._step(unit)
+        return statistics
+
+    def _send(self, unit: TaskUnit, rows: Tensor, name: str) -> None:
+        """Reads rows, up to date, and sends their splats of every view to the rank that renders it."""
+        model = self._model
+        catch_up(model.optimizers, rows)
+        params = model.gauss_params.items()
+        values = Rows(model.ids[rows], **{k: p.detach().index_select(0, rows).requires_grad_() for k, p in params})
+        settings = model.raster_settings(unit.step)
+        splats = [model.rasterizer.project(values, camera, settings) for camera in unit.cameras]
+        blocks = [_pack(splats, unit.views_of(rank)) for rank in range(self._world.size)]
+        unit.parts.append(Part(rows, values, splats, self._exchange.all_to_all(blocks, name, unit.step)))
+
+    def _push(self, unit: TaskUnit) -> list[Iterator[Tensor]]:
+        """Returns the gradients of the leaves to their owners.
+
+        Returns:
+            From each rank, the gradients of its views, and of each view those of early and late splats.
+        """
+        gradients = torch.cat([_pack_gradients(leaf) for leaf in unit.leaves] or [_pack_gradients(None)])
+        assert unit.order is not None
+        arrival = torch.empty_like(gradients)
+        arrival[unit.order] = gradients
+        arrived = [block for part in unit.parts for block in self._exchange.wait(part.job)]
+        blocks = arrival.split([len(block) for block in arrived])
+        size = self._world.size
+        job = self._exchange.all_to_all(
+            [torch.cat(blocks[rank::size]) for rank in range(size)], "splat gradients", unit.step
+        )
+        readers = []
+        for rank, block in enumerate(self._exchange.wait(job)):
+            views = unit.views_of(rank)
+            pieces = block.split([len(part.splats[view].ids) for part in unit.parts for view in views])
+            readers.append(iter([pieces[p * len(views) + v] for v in range(len(views)) for p in range(len(unit.parts))]))
+        return readers
+
+    def _step(self, unit: TaskUnit) -> None:
+        rows = torch.cat([part.rows for part in unit.parts])
+        ascending = torch.argsort(rows)
+        for name, param in self._model.gauss_params.items():
+            grads = [
+                torch.zeros_like(value) if value.grad is None else value.grad
+                for value in (getattr(part.values, name) for part in unit.parts)
+            ]
+            sparse = torch.sparse_coo_tensor(
+                rows[ascending][None],
+                torch.cat(grads)[ascending],
+                param.shape,
+                is_coalesced=True,
+                check_invariants=False,
+            )
+            param.grad = sparse if param.grad is None else param.grad + sparse
+            self._model.optimizers[name].step()
+
+
+def _without(rows: Tensor, others: Tensor) -> Tensor:
+    """``rows`` that are not among ``others``, in order."""
+    return rows[torch.isin(rows, others, invert=True)]
+
+
+def _leaves(block: SplatBlock, chosen: Tensor) -> Splats:
+    fields = {name: getattr(block, name)[chosen].requires_grad_() for name in DIFFERENTIATED}
+    return Splats(ids=block.ids[chosen], index=chosen, radii=block.radii[chosen], **fields)
+
+
+@torch.no_grad()
+def _pack(splats: Sequence[Splats], views: Sequence[int]) -> Tensor:
+    """(M, 14): splats of some views of a group, one view after the other; the last column is the view's number."""
+    packed = [torch.empty(0, 14, device=splats[0].means2d.device)]
+    for view in views:
+        block = SplatBlock(**{name: getattr(splats[view], name) for name in SplatBlock._fields}).pack()
+        packed.append(torch.nn.functional.pad(block, (0, 1), value=view))
+    return torch.cat(packed)
+
+
+def _pack_gradients(leaves: Splats | None) -> Tensor:
+    """(M, 12) gradients of one view's leaves, zero where the image does not depend on them; None packs to no rows."""
+    if leaves is None:
+        return torch.empty(0, 12)
+    grads = {
+        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, leaf in ((name, getattr(leaves, name)) for name in DIFFERENTIATED)
+    }
+    absgrad = torch.zeros_like(leaves.means2d) if leaves.absgrad is None else leaves.absgrad
+    return SplatGradBlock(**grads, absgrad=absgrad).pack()
