@@ -28,7 +28,7 @@ from torchmetrics.image import PeakSignalNoiseRatio
 
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.scope import in_scope
-from odin_nerfstudio.splat.densify import GrowAndPrune, MonteCarlo, SplatStatistics, catch_up
+from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shard, SplatStatistics, alone, catch_up
 from odin_nerfstudio.splat.draws import keyed_generator
 from odin_nerfstudio.splat.perceptual import LazyLPIPS
 from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, Splats, select_rasterizer
@@ -44,8 +44,9 @@ class OdinSplatfactoModelConfig(SplatfactoModelConfig):
     strategy: Literal["default", "mcmc"] = "default"
     """How primitives are added and removed: gsplat's growing and pruning, or 3DGS-MCMC. MCMC moves every primitive in
     every step, so its steps cost as much as the scene is large."""
-    max_primitives: int = 1_000_000
-    """MCMC grows the scene to this many primitives."""
+    max_primitives: int | None = None
+    """The most primitives that the scene grows to, over all ranks; unset, no bound for the default strategy and
+    1,000,000 for MCMC, which always grows that far."""
     mcmc_noise_lr: float = 5e5
     """MCMC's noise, as a multiple of the learning rate of the positions."""
     mcmc_opacity_reg: float = 0.01
@@ -64,6 +65,8 @@ class OdinSplatfactoModel(SplatfactoModel):
     """
 
     config: OdinSplatfactoModelConfig
+    ids: Tensor
+    """(N,) int64 global ids of this rank's primitives, ascending."""
 
     def populate_modules(self) -> None:
         """Builds parameters from seed points (or at random), metrics and the strategy. Nothing here needs a GPU."""
@@ -87,6 +90,9 @@ class OdinSplatfactoModel(SplatfactoModel):
         self.set_seed(0)
         grows = isinstance(self.strategy, GrowAndPrune)
         self.strategy_state = self.strategy.initialize_state(scene_scale=1.0) if grows else {}
+        self.gather: Gather = alone
+        self.register_buffer("ids", torch.empty(0, dtype=torch.int64), persistent=False)
+        self.set_ids()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.statistics: list[SplatStatistics] = []
 
@@ -112,7 +118,9 @@ class OdinSplatfactoModel(SplatfactoModel):
         catch_up(self.optimizers, scope)
         if self.crop_box is not None and not self.training:
             scope = scope[self.crop_box.within(self.means[scope]).reshape(-1)]
-        rows = Rows(self.ids[scope], **{name: param.index_select(0, scope) for name, param in self.gauss_params.items()})
+        rows = Rows(
+            self.ids[scope], **{name: param.index_select(0, scope) for name, param in self.gauss_params.items()}
+        )
         return self.render(camera, pinhole, self.rasterizer.project(rows, pinhole, self.raster_settings(self.step)))
 
     def render(self, camera: Cameras, pinhole: PinholeCamera, splats: Splats) -> Outputs:
@@ -139,10 +147,6 @@ class OdinSplatfactoModel(SplatfactoModel):
         if not self.training:
             background = background.expand(pinhole.height, pinhole.width, 3)
         return {"rgb": rgb, "depth": depth, "accumulation": image.alpha, "background": background}
-
-    @property
-    def ids(self) -> Tensor:
-        return torch.arange(self.num_points, device=self.device)
 
     @property
     def rasterizer(self) -> Rasterizer:
@@ -226,18 +230,29 @@ class OdinSplatfactoModel(SplatfactoModel):
 
     # --------------------------------------------------------------------------------------------- densification
 
+    def set_ids(self, ids: Tensor | None = None, next_id: int = 0) -> None:
+        """Sets the global ids of this rank's primitives.
+
+        Args:
+            ids: (N,) int64, ascending; None: 0 … N − 1, those of a scene that has not been densified.
+            next_id: the id of the next new primitive of any rank; N where ``ids`` is None.
+        """
+        if ids is None:
+            ids, next_id = torch.arange(self.num_points), self.num_points
+        self.ids, self.next_id = ids.to(self.means.device), next_id
+
     def step_post_backward(self, step: int) -> None:
         """After every step: statistics of its splats, and at fences the strategy's changes."""
-        self.strategy.step_post_backward(
-            self.gauss_params, self.optimizers, self.strategy_state, step, info=self.statistics
-        )
+        shard = Shard(self.gauss_params, self.optimizers, self.strategy_state, self.ids, self.next_id, self.gather)
+        self.strategy.step_post_backward(shard, step, self.statistics)
+        self.ids, self.next_id = shard.ids, shard.next_id
         self.statistics = []
 
     def _strategy(self) -> GrowAndPrune | MonteCarlo:
         config = self.config
         if config.strategy == "mcmc":
             return MonteCarlo(
-                cap_max=config.max_primitives,
+                cap_max=1_000_000 if config.max_primitives is None else config.max_primitives,
                 noise_lr=config.mcmc_noise_lr,
                 refine_start_iter=config.warmup_length,
                 refine_stop_iter=config.stop_split_at,
@@ -258,6 +273,7 @@ class OdinSplatfactoModel(SplatfactoModel):
             refine_every=config.refine_every,
             pause_refine_after_reset=config.pause_after_reset,
             absgrad=config.use_absgrad,
+            max_primitives=config.max_primitives,
             verbose=True,
         )
 
@@ -265,7 +281,9 @@ class OdinSplatfactoModel(SplatfactoModel):
 
     def load_state_dict(self, dict: dict[str, Any], **kwargs: Any) -> Any:
         """Loads a checkpoint with any number of primitives, splatfacto's too."""
-        return super().load_state_dict({k: v for k, v in dict.items() if not k.startswith("lpips.")}, **kwargs)
+        loaded = super().load_state_dict({k: v for k, v in dict.items() if not k.startswith("lpips.")}, **kwargs)
+        self.set_ids()
+        return loaded
 
     def _initial_gaussians(self) -> dict[str, Tensor]:
         """One primitive for each seed point, or ``num_random`` of them in a cube of side ``random_scale``."""

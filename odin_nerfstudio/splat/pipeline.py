@@ -13,6 +13,7 @@ from torch.cuda.amp.grad_scaler import GradScaler
 
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
+from odin_nerfstudio.shadow.policy import Quality
 from odin_nerfstudio.splat.datamanager import OdinDataManager, OdinDataManagerConfig
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
 from odin_nerfstudio.splat.runner import UnitRunner
@@ -55,7 +56,7 @@ class OdinPipeline(VanillaPipeline):
             super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)
             self.model.set_seed(config.seed)
             self.datamanager.seed = config.seed
-            self.runner = UnitRunner(self.model, self.datamanager, World.current(device, local_rank))
+            self.runner = UnitRunner(self.model, self.datamanager, World.current(device, local_rank), Quality())
             if test_mode == "val":  # what nerfstudio calls a pipeline that is going to be trained
                 self.datamanager.prepare_training()
 

@@ -8,7 +8,7 @@ are the rows that the current one cannot change; the order in which anything arr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor
 from odin_nerfstudio.comm.exchange import Exchange, Job
 from odin_nerfstudio.comm.splat_block import SplatBlock, SplatGradBlock
 from odin_nerfstudio.comm.world import World
+from odin_nerfstudio.shadow.graph import ShadowGraph
+from odin_nerfstudio.shadow.policy import Quality
+from odin_nerfstudio.shadow.unit import TaskUnit as ShadowUnit
 from odin_nerfstudio.splat.datamanager import OdinDataManager
 from odin_nerfstudio.splat.densify import SplatStatistics, catch_up
 from odin_nerfstudio.splat.model import OdinSplatfactoModel
@@ -41,7 +44,7 @@ class Part:
 
 
 @dataclass
-class TaskUnit:
+class Unit:
     """One group on one rank."""
 
     step: int
@@ -50,8 +53,8 @@ class TaskUnit:
     """The rank that renders each view of the group."""
     cameras: list[PinholeCamera]
     """The camera of each view."""
-    scope: Tensor
-    """(R,) int64 ascending: rows of the shard that any view may touch."""
+    locks: ShadowUnit
+    """What the Shadow Graph knows of it: its scope, and what it has read and published."""
     parts: list[Part] = field(default_factory=list)
     """Early rows, then late ones."""
     leaves: list[Splats] = field(default_factory=list)
@@ -71,31 +74,31 @@ class UnitRunner:
         model: the shard, its optimizers and the renderer.
         datamanager: the schedule and the cameras.
         world: the ranks.
+        policy: what may be read while another unit is in flight.
     """
 
-    def __init__(self, model: OdinSplatfactoModel, datamanager: OdinDataManager, world: World) -> None:
+    def __init__(self, model: OdinSplatfactoModel, datamanager: OdinDataManager, world: World, policy: Quality) -> None:
         self._model = model
         self._datamanager = datamanager
         self._world = world
         self._exchange = Exchange(world)
-        self._next: TaskUnit | None = None
-        self._current: TaskUnit | None = None
+        self.graph = ShadowGraph(model.num_points, self._commit, policy, model.device)
+        self._next: Unit | None = None
+        self._current: Unit | None = None
 
-    def begin(self, step: int, pending: bool) -> None:
-        """Hook 1, before reading: finds the scope of a unit, and sends its early rows if ``early`` asks for it.
-
-        Args:
-            step: the unit's step.
-            pending: whether the unit before it is not yet published.
-        """
-        if self._next is not None and self._next.step == step:
+    def begin(self, step: int) -> None:
+        """Hook 1, before reading: finds the scope of a unit and, if another one is in flight, sends what is early."""
+        if self._next is not None:
             return
+        if self.graph.num_rows != self._model.num_points:
+            self.graph.resize(self._model.num_points)
         group = self._datamanager.plan.schedule.group(step)
         views = [self._datamanager.train_camera(int(view)) for view in group.views]
         cameras = [self._model.pinhole(camera, step) for camera in views]
-        self._next = TaskUnit(step, group.ranks.tolist(), cameras, self._model.scope(cameras, step))
-        if pending and self._current is not None:
-            self._send(self._next, _without(self._next.scope, self._current.scope), "early splats")
+        locks = self.graph.admit(step, self._model.scope(cameras, step))
+        self._next = Unit(step, group.ranks.tolist(), cameras, locks)
+        if locks.producer is not None:
+            self._send(self._next, self.graph.early(locks), "early splats")
 
     def receive(self, step: int) -> list[Splats]:
         """Sends what was late and waits for the splats of this rank's views.
@@ -103,12 +106,12 @@ class UnitRunner:
         Returns:
             For each view of this rank, in the order of the group, leaves in ascending order of id.
         """
-        self.begin(step, pending=False)
+        self.begin(step)
         unit, self._next = self._next, None
         assert unit is not None
         self._current = unit
-        sent = [part.rows for part in unit.parts]
-        self._send(unit, _without(unit.scope, torch.cat(sent)) if sent else unit.scope, "late splats")
+        rest = torch.cat([self.graph.early(unit.locks), self.graph.late(unit.locks)])
+        self._send(unit, rest.sort().values, "late splats")
         arrived = torch.cat([block for part in unit.parts for block in self._exchange.wait(part.job)])
         block, slots = SplatBlock.unpack(arrived[:, :-1]), arrived[:, -1].long()
         by_id = torch.argsort(block.ids, stable=True)
@@ -145,11 +148,11 @@ class UnitRunner:
                 grad2d = gradients.absgrad if self._model.strategy.absgrad else gradients.means2d
                 seen.append((part.rows[splats.index], grad2d, splats.radii))
             index, grad2d, radii = (torch.cat(each) for each in zip(*seen, strict=True))
-            statistics.append(SplatStatistics(index, grad2d, radii, camera.width, camera.height))
+            statistics.append(SplatStatistics(index, grad2d, radii, camera.width, camera.height, views=len(unit.ranks)))
         self._step(unit)
         return statistics
 
-    def _send(self, unit: TaskUnit, rows: Tensor, name: str) -> None:
+    def _send(self, unit: Unit, rows: Tensor, name: str) -> None:
         """Reads rows, up to date, and sends their splats of every view to the rank that renders it."""
         model = self._model
         catch_up(model.optimizers, rows)
@@ -160,7 +163,7 @@ class UnitRunner:
         blocks = [_pack(splats, unit.views_of(rank)) for rank in range(self._world.size)]
         unit.parts.append(Part(rows, values, splats, self._exchange.all_to_all(blocks, name, unit.step)))
 
-    def _push(self, unit: TaskUnit) -> list[Iterator[Tensor]]:
+    def _push(self, unit: Unit) -> list[Iterator[Tensor]]:
         """Returns the gradients of the leaves to their owners.
 
         Returns:
@@ -180,31 +183,34 @@ class UnitRunner:
         for rank, block in enumerate(self._exchange.wait(job)):
             views = unit.views_of(rank)
             pieces = block.split([len(part.splats[view].ids) for part in unit.parts for view in views])
-            readers.append(iter([pieces[p * len(views) + v] for v in range(len(views)) for p in range(len(unit.parts))]))
+            readers.append(
+                iter([pieces[p * len(views) + v] for v in range(len(views)) for p in range(len(unit.parts))])
+            )
         return readers
 
-    def _step(self, unit: TaskUnit) -> None:
+    def _step(self, unit: Unit) -> None:
+        """Publishes the active rows; the rest of the scope has a zero gradient and catches up when it is read again."""
         rows = torch.cat([part.rows for part in unit.parts])
-        ascending = torch.argsort(rows)
+        order = torch.argsort(rows)
+        rows = rows[order]
+        gradients, active = {}, torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         for name, param in self._model.gauss_params.items():
-            grads = [
-                torch.zeros_like(value) if value.grad is None else value.grad
-                for value in (getattr(part.values, name) for part in unit.parts)
-            ]
-            sparse = torch.sparse_coo_tensor(
-                rows[ascending][None],
-                torch.cat(grads)[ascending],
-                param.shape,
-                is_coalesced=True,
-                check_invariants=False,
+            values = [getattr(part.values, name) for part in unit.parts]
+            gradient = torch.cat([torch.zeros_like(v) if v.grad is None else v.grad for v in values])[order]
+            if param.grad is not None:  # a regulariser's, over every row
+                gradient, param.grad = gradient + param.grad[rows], None
+            gradients[name] = gradient
+            active |= (gradient.flatten(1) != 0).any(dim=1)
+        self.graph.backward(unit.locks, rows[active])
+        self.graph.stage(unit.locks, {name: gradient[active] for name, gradient in gradients.items()})
+        self.graph.publish(unit.locks)
+
+    def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
+        for name, param in self._model.gauss_params.items():
+            param.grad = torch.sparse_coo_tensor(
+                rows[None], gradients[name], param.shape, is_coalesced=True, check_invariants=False
             )
-            param.grad = sparse if param.grad is None else param.grad + sparse
             self._model.optimizers[name].step()
-
-
-def _without(rows: Tensor, others: Tensor) -> Tensor:
-    """``rows`` that are not among ``others``, in order."""
-    return rows[torch.isin(rows, others, invert=True)]
 
 
 def _leaves(block: SplatBlock, chosen: Tensor) -> Splats:

@@ -143,7 +143,7 @@ class OdinTrainer(Trainer):
         for name in model.gauss_params:
             optimizers.optimizers[name].announce()
         if not self._is_fence(step):
-            pipeline.runner.begin(step + 1, pending=True)
+            pipeline.runner.begin(step + 1)
         loss.backward()
         model.statistics = pipeline.runner.publish()
         for name, optimizer in optimizers.optimizers.items():
@@ -184,7 +184,7 @@ class OdinTrainer(Trainer):
 
     @check_main_thread
     def save_checkpoint(self, step: int) -> None:
-        """Writes one checkpoint in splatfacto's format, and the strategy's statistics beside it.
+        """Writes one checkpoint in splatfacto's format; the strategy's statistics and the ids beside it.
 
         Training goes on when that fails, since a disk may have room again at the next save.
 
@@ -201,6 +201,7 @@ class OdinTrainer(Trainer):
             "schedulers": {name: scheduler.state_dict() for name, scheduler in optimizers.schedulers.items()},
             "scalers": self.grad_scaler.state_dict(),
             "strategy": self.pipeline.model.strategy_state,
+            "ids": {"ids": self.pipeline.model.ids, "next_id": self.pipeline.model.next_id},
         }
         try:
             write_checkpoint(path, state)
@@ -238,6 +239,7 @@ class OdinTrainer(Trainer):
         self.pipeline.model.strategy_state = {
             key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in strategy.items()
         }
+        self.pipeline.model.set_ids(**state.get("ids", {}))
         CONSOLE.print(f"Resuming after step {state['step']}.")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import Parameter, ParameterDict
 
 from odin_nerfstudio.shadow.optimizer import LazyAdam
-from odin_nerfstudio.splat.densify import GrowAndPrune, MonteCarlo, SplatStatistics, relocated_shape
+from odin_nerfstudio.splat.densify import GrowAndPrune, MonteCarlo, Shard, SplatStatistics, relocated_shape
 
 N = 60
 
@@ -47,10 +48,15 @@ def step_all(params: ParameterDict, optimizers: dict[str, torch.optim.Optimizer]
             optimizers[name].step()
 
 
-def statistics(count: int = N, seed: int = 1) -> list[SplatStatistics]:
+def whole(params: ParameterDict, optimizers: dict[str, torch.optim.Optimizer], state: dict[str, Any]) -> Shard:
+    """The shard of a rank that has all the rows, not densified yet."""
+    return Shard(params, optimizers, state, torch.arange(len(params["means"])), len(params["means"]))
+
+
+def statistics(count: int = N, seed: int = 1, views: int = 1) -> list[SplatStatistics]:
     generator = torch.Generator().manual_seed(seed)
     grad = torch.rand(count, 2, generator=generator) * 1e-3
-    return [SplatStatistics(torch.arange(count), grad, torch.full((count,), 5, dtype=torch.int32), 100, 80)]
+    return [SplatStatistics(torch.arange(count), grad, torch.full((count,), 5, dtype=torch.int32), 100, 80, views)]
 
 
 def check_consistent(params: ParameterDict, optimizers: dict[str, torch.optim.Optimizer]) -> None:
@@ -78,8 +84,8 @@ def test_growing_repeats_with_its_seed_and_leaves_the_global_generator_alone() -
         torch.manual_seed(len(results))
         expected = torch.rand(1)
         torch.manual_seed(len(results))
-        strategy.step_post_backward(params, optimizers, state, 1, statistics())
-        strategy.step_post_backward(params, optimizers, state, 2, statistics())
+        strategy.step_post_backward(whole(params, optimizers, state), 1, statistics())
+        strategy.step_post_backward(whole(params, optimizers, state), 2, statistics())
         assert torch.equal(torch.rand(1), expected)
         assert len(params["means"]) > N
         results.append(params["means"].detach().clone())
@@ -95,7 +101,7 @@ def test_late_rows_are_caught_up_before_they_are_copied() -> None:
         optimizer.catch_up()  # type: ignore[attr-defined]
     strategy = GrowAndPrune(refine_start_iter=1, refine_every=2, prune_opa=0.4, grow_grad2d=1e9, absgrad=True)
     state = strategy.initialize_state()
-    strategy.step_post_backward(params, optimizers, state, 2, statistics())
+    strategy.step_post_backward(whole(params, optimizers, state), 2, statistics())
     kept = torch.sigmoid(expected["opacities"].flatten()) >= 0.4
     assert 0 < kept.sum() < N
     for name in params:
@@ -113,10 +119,10 @@ def test_statistics_are_summed_over_views() -> None:
     params, optimizers = scene()
     strategy = GrowAndPrune(refine_start_iter=100, absgrad=True, refine_scale2d_stop_iter=10)
     together, apart = strategy.initialize_state(), strategy.initialize_state()
-    first, second = statistics(seed=1)[0], statistics(seed=2)[0]
-    strategy.step_post_backward(params, optimizers, together, 1, [first, second])
-    for view in (first, second):
-        strategy.step_post_backward(params, optimizers, apart, 1, [view])
+    first, second = statistics(seed=1, views=2) + statistics(seed=2, views=2)
+    strategy.step_post_backward(whole(params, optimizers, together), 1, [first, second])
+    for view in statistics(seed=1) + statistics(seed=2):
+        strategy.step_post_backward(whole(params, optimizers, apart), 1, [view])
     # A loss that is the mean of two views has half the gradients, which gsplat's normalisation makes up for.
     torch.testing.assert_close(together["grad2d"], 2 * apart["grad2d"])
     torch.testing.assert_close(together["count"], apart["count"])
@@ -146,7 +152,7 @@ def test_mcmc_relocates_the_dead_grows_to_its_cap_and_repeats() -> None:
         params, optimizers = scene()
         params["opacities"].data[:10] = -20
         strategy = MonteCarlo(cap_max=N + 2, refine_start_iter=1, refine_every=2, noise_lr=1.0)
-        strategy.step_post_backward(params, optimizers, {}, 2, [])
+        strategy.step_post_backward(whole(params, optimizers, {}), 2, [])
         assert len(params["means"]) == N + 2
         assert torch.sigmoid(params["opacities"]).min() >= 0.005 - 1e-6
         check_consistent(params, optimizers)
@@ -165,7 +171,7 @@ def test_mcmc_noise_follows_the_covariance() -> None:
         params["opacities"][:] = -20.0
         params["opacities"][::2] = 10.0
     before = params["means"].detach().clone()
-    MonteCarlo(refine_start_iter=100, noise_lr=1.0).step_post_backward(params, optimizers, {}, 1, [])
+    MonteCarlo(refine_start_iter=100, noise_lr=1.0).step_post_backward(whole(params, optimizers, {}), 1, [])
     moved = params["means"].detach() - before
     normal = torch.tensor([math.sin(0.8), 0.0, math.cos(0.8)])
     assert moved[1::2].norm(dim=1).min() > 1e-4

@@ -1,0 +1,85 @@
+"""Sets of rows as packed bitmaps: 64 rows a word, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_WORD = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Bitmap:
+    """A set of rows out of ``size``. Never changed in place, so whoever holds one may keep it.
+
+    ``a & b``, ``a | b`` and ``a - b`` cost size/64 words whatever the sets hold. Both sides must have one size and one
+    device. CPU tensors are packed and unpacked by NumPy, others by :func:`_pack` and :func:`_unpack`.
+    """
+
+    words: Tensor
+    """(⌈size/64⌉,) int64; row r is bit r mod 64 of word r // 64, and bits beyond ``size`` are zero."""
+    size: int
+    """Rows there are."""
+
+    @classmethod
+    def empty(cls, size: int, device: torch.device | str = "cpu") -> Bitmap:
+        """No row of ``size``."""
+        return cls(torch.zeros(-(-size // _WORD), dtype=torch.int64, device=device), size)
+
+    @classmethod
+    def from_rows(cls, rows: Tensor, size: int) -> Bitmap:
+        """The set of ``rows`` ((R,) int64 in [0, size), in any order), on their device."""
+        mask = torch.zeros(-(-size // _WORD) * _WORD, dtype=torch.uint8, device=rows.device)
+        mask[rows] = 1
+        if mask.device.type != "cpu":
+            return cls(_pack(mask), size)
+        return cls(torch.from_numpy(np.packbits(mask.numpy(), bitorder="little").view(np.int64)), size)
+
+    def rows(self) -> Tensor:
+        """(R,) int64, ascending."""
+        if self.words.device.type != "cpu":
+            return _unpack(self.words).nonzero()[:, 0]
+        bits = np.unpackbits(self.words.numpy().view(np.uint8), bitorder="little")
+        return torch.from_numpy(np.flatnonzero(bits.view(np.bool_)))
+
+    def contains(self, rows: Tensor) -> Tensor:
+        """(R,) bool: which of ``rows`` ((R,) int64 in [0, size)) are in the set."""
+        return ((self.words[rows >> 6] >> (rows & 63)) & 1).bool()
+
+    def count(self) -> int:
+        """Number of rows in the set."""
+        # Neighbouring fields of 1, 2 and 4 bits are added inside each word, then its eight bytes by a multiplication.
+        # The shifts copy the sign, which the masks remove.
+        x = self.words
+        x = x - ((x >> 1) & 0x5555555555555555)
+        x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+        x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+        return int((((x * 0x0101010101010101) >> 56) & 0xFF).sum())
+
+    def __bool__(self) -> bool:
+        """Whether any row is in the set."""
+        return bool(self.words.any())
+
+    def __and__(self, other: Bitmap) -> Bitmap:
+        return Bitmap(self.words & other.words, self.size)
+
+    def __or__(self, other: Bitmap) -> Bitmap:
+        return Bitmap(self.words | other.words, self.size)
+
+    def __sub__(self, other: Bitmap) -> Bitmap:
+        return Bitmap(self.words & ~other.words, self.size)
+
+
+def _pack(mask: Tensor) -> Tensor:
+    """Torch twin of NumPy's ``packbits``: (64·W,) uint8 zeros and ones → (W,) int64."""
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (mask.view(-1, 8) * weights).sum(-1, dtype=torch.uint8).view(torch.int64)
+
+
+def _unpack(words: Tensor) -> Tensor:
+    """Torch twin of NumPy's ``unpackbits``: (W,) int64 → (64·W,) uint8 zeros and ones."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    return ((words.view(torch.uint8)[:, None] >> shifts) & 1).view(-1)
