@@ -192,6 +192,7 @@ class Exchange:
         self._swap(job, outgoing, incoming)
         sent, received = (sum(block.numel() for block in side.values()) for side in (outgoing, incoming))
         time.sleep(max(0.0, begun + self._link.seconds(sent, received) - time.perf_counter()))
+        job.blocks.clear()
         if self._on_transfer is not None:
             self._on_transfer(Transfer(job.name, job.unit, start, time.perf_counter(), sent, received))
         return arrived
@@ -203,8 +204,9 @@ class Exchange:
         if not operations:
             return
         works = dist.batch_isend_irecv(operations)
-        # NCCL answers with one piece of work for all of them.
-        peers = [f"rank {operation.peer}" for operation in operations] if len(works) > 1 else ["the other ranks"]
+        peers = [f"rank {operation.peer}" for operation in operations]
+        if len(works) < len(peers):  # NCCL answers with one piece of work for all
+            peers = ["the other ranks"]
         for work, peer in zip(works, peers, strict=True):
             self._waiting_for = f"{peer} in {job}"
             try:

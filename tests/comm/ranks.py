@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+import pickle
 import runpy
 import time
 import traceback
@@ -46,7 +47,8 @@ def run_ranks(
         failures = []
         for rank, pipe in enumerate(pipes):
             try:
-                done, value = pipe.recv() if pipe.poll(max(0.0, deadline - time.monotonic())) else (False, "timed out")
+                in_time = pipe.poll(max(0.0, deadline - time.monotonic()))
+                done, value = pickle.loads(pipe.recv_bytes()) if in_time else (False, "timed out")
             except EOFError:
                 done, value = rank in dying, None
             results[rank] = value
@@ -69,8 +71,10 @@ def _run(pipe: Connection, rank: int, size: int, meeting: str, file: str, name: 
             dist.init_process_group(
                 "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=50)
             )
-        pipe.send((True, runpy.run_path(file, run_name=Path(file).stem)[name](World.current(), *args)))
+        value = runpy.run_path(file, run_name=Path(file).stem)[name](World.current(), *args)
+        # Connections would send handles of shared memory, which dies with this process.
+        pipe.send_bytes(pickle.dumps((True, value)))
         if size > 1:
             dist.destroy_process_group()
     except BaseException:
-        pipe.send((False, traceback.format_exc()))
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
