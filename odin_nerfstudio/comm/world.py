@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -53,6 +54,15 @@ class World:
             if part.numel():
                 dist.broadcast(as_bytes(part), source)
         return torch.cat(gathered)
+
+    def sum_gradients(self, params: Iterable[Tensor]) -> None:
+        """Sums each parameter's gradient over the ranks; one that this rank does not have counts as zero."""
+        if self.size == 1:
+            return
+        for param in params:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            dist.all_reduce(param.grad)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """The picklable ``value`` of rank ``source``; the other ranks' is ignored."""

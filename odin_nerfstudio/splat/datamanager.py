@@ -72,6 +72,8 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     eval_dataset: UndistortedDataset
     seed: int = 0
     """Seed of the choice of evaluation images; set by the pipeline."""
+    rank: int = 0
+    """This process among ``world_size``; set by the pipeline."""
 
     def __init__(
         self,
@@ -185,7 +187,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         return int((cameras.width * cameras.height).float().mean() * self.config.batch_per_rank)
 
     def _views_of(self, step: int) -> list[int]:
-        return self.plan.schedule.group(step).of_rank(self.local_rank).tolist()
+        return self.plan.schedule.group(step).of_rank(self.rank).tolist()
 
     def _take_seed_points_from_model(self) -> None:
         """Puts the COLMAP model's points where the data parser would have put those of a point cloud."""

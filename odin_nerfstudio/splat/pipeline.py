@@ -11,12 +11,16 @@ import tyro
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
 from torch.cuda.amp.grad_scaler import GradScaler
 
+from odin_nerfstudio.comm.placement import Placement
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
-from odin_nerfstudio.shadow.policy import Quality
+from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
 from odin_nerfstudio.splat.datamanager import OdinDataManager, OdinDataManagerConfig
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
+from odin_nerfstudio.splat.rows import collect, install
 from odin_nerfstudio.splat.runner import UnitRunner
+
+POLICIES: dict[str, Quality] = {"barrier": Barrier(), "quality": Quality(), "throughput": Throughput()}
 
 
 @dataclass
@@ -28,6 +32,9 @@ class OdinPipelineConfig(VanillaPipelineConfig):
     """Which views, in which groups."""
     model: OdinSplatfactoModelConfig = field(default_factory=OdinSplatfactoModelConfig)
     """How they are rendered and what is learned."""
+    policy: Literal["barrier", "quality", "throughput"] = "quality"
+    """When a step may read what the step before it has not published yet: never; if it cannot change any more; or also
+    if little of it changes, by little, and not too often."""
     seed: Annotated[int, tyro.conf.Suppress] = 0
     """Set by the trainer from ``--machine.seed``."""
 
@@ -52,13 +59,31 @@ class OdinPipeline(VanillaPipeline):
         local_rank: int = 0,
         grad_scaler: GradScaler | None = None,
     ) -> None:
+        self.world = World.current(device, local_rank)
         with exit_with_sentence():
-            super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)
+            torch.manual_seed(config.seed)  # the ranks begin with the same scene
+            # One rank as far as nerfstudio knows: no DDP, whose hooks are lost when parameters are replaced.
+            super().__init__(config, device, test_mode, 1, local_rank, grad_scaler)
             self.model.set_seed(config.seed)
+            self.model.gather = self.world.all_gather_rows
             self.datamanager.seed = config.seed
-            self.runner = UnitRunner(self.model, self.datamanager, World.current(device, local_rank), Quality())
+            self.datamanager.world_size, self.datamanager.rank = self.world.size, self.world.rank
             if test_mode == "val":  # what nerfstudio calls a pipeline that is going to be trained
                 self.datamanager.prepare_training()
+                self.world.check_same(self.datamanager.plan.schedule.fingerprint(), "the order of views")
+            everything = collect(self.model)
+            self.placement = Placement(self.world, everything.rows["means"])
+            install(self.model, self.placement.shard(everything))
+            self.runner = UnitRunner(self.model, self.datamanager, self.world, POLICIES[config.policy])
+
+    def place(self, means: torch.Tensor) -> torch.Tensor:
+        """Splits space anew by the positions ((N, 3)) of a whole scene.
+
+        Returns:
+            (N,) bool: which of its primitives belong to this rank.
+        """
+        self.placement = Placement(self.world, means)
+        return self.placement.owner(means) == self.world.rank
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Renders this rank's views of the group of ``step``.

@@ -13,7 +13,6 @@ import torch
 from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.optimizers import OptimizerConfig, Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
-from nerfstudio.utils.decorators import check_main_thread
 from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 
@@ -22,6 +21,7 @@ from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
 from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
+from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
 
 
 @dataclass
@@ -73,17 +73,12 @@ class OdinTrainerConfig(TrainerConfig):
             SystemExit: with a sentence.
         """
         with exit_with_sentence():
-            device, ranks = self.machine.device_type, self.machine.num_devices * self.machine.num_machines
+            device = self.machine.device_type
             if device not in ("cpu", "cuda"):
                 raise UserError(f"--machine.device-type {device}: splats are rendered on cpu and cuda only.")
             if device == "cuda" and not torch.cuda.is_available():
                 raise UserError(
                     "--machine.device-type cuda: torch sees no CUDA device here. Leave the flag out or set it to cpu."
-                )
-            if ranks != 1:
-                raise UserError(
-                    f"--machine.num-devices × --machine.num-machines is {ranks}: "
-                    "odin-splatfacto trains on one device so far. Set both to 1."
                 )
 
     def get_checkpoint_dir(self) -> Path:
@@ -148,6 +143,7 @@ class OdinTrainer(Trainer):
         model.statistics = pipeline.runner.publish()
         for name, optimizer in optimizers.optimizers.items():
             if name not in model.gauss_params:
+                pipeline.world.sum_gradients(p for group in optimizer.param_groups for p in group["params"])
                 optimizer.step()
         optimizers.scheduler_step_all(step)
         return loss, losses, metrics
@@ -182,9 +178,8 @@ class OdinTrainer(Trainer):
                 self.save_checkpoint(self.step - 1)
             raise
 
-    @check_main_thread
     def save_checkpoint(self, step: int) -> None:
-        """Writes one checkpoint in splatfacto's format; the strategy's statistics and the ids beside it.
+        """Writes one checkpoint of all ranks in splatfacto's format; the strategy's statistics and the ids beside it.
 
         Training goes on when that fails, since a disk may have room again at the next save.
 
@@ -203,6 +198,10 @@ class OdinTrainer(Trainer):
             "strategy": self.pipeline.model.strategy_state,
             "ids": {"ids": self.pipeline.model.ids, "next_id": self.pipeline.model.next_id},
         }
+        merged = self.pipeline.placement.merge(collect(self.pipeline.model))
+        if merged is None:
+            return
+        state = to_checkpoint(state, merged)
         try:
             write_checkpoint(path, state)
         except UserError as error:
@@ -228,6 +227,7 @@ class OdinTrainer(Trainer):
         if state is None:
             return
         self._start_step = state["step"] + 1
+        state = from_checkpoint(state, self.pipeline.place(state["pipeline"]["_model.gauss_params.means"]))
         self.pipeline.load_pipeline(state["pipeline"], state["step"])
         self.optimizers = self._build_optimizers()
         self.optimizers.load_optimizers(state["optimizers"])
@@ -235,11 +235,11 @@ class OdinTrainer(Trainer):
             self.optimizers.load_schedulers(state["schedulers"])
         self.grad_scaler.load_state_dict(state["scalers"])
         device = self.pipeline.model.device
-        strategy = state.get("strategy", self.pipeline.model.strategy_state)
-        self.pipeline.model.strategy_state = {
-            key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in strategy.items()
+        self.pipeline.model.strategy_state |= {
+            key: value.to(device) if isinstance(value, torch.Tensor) else value
+            for key, value in state["strategy"].items()
         }
-        self.pipeline.model.set_ids(**state.get("ids", {}))
+        self.pipeline.model.set_ids(**state["ids"])
         CONSOLE.print(f"Resuming after step {state['step']}.")
 
 
