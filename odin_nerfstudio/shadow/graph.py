@@ -266,6 +266,8 @@ class ShadowGraph:
 
     def _hand_out(self, unit: TaskUnit, chosen: Bitmap, stale: bool) -> Tensor:
         rows = chosen.rows()
+        if len(rows) == 0:
+            return rows
         unit.handed = unit.handed | chosen
         self._read[unit.step % SLOTS][rows] = self.versions[rows]
         if stale:

@@ -1,0 +1,195 @@
+"""Where the time of a step goes: spans and counters per unit, and what overlap hid (design §1).
+
+Times are of the monotonic clock, which processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Kind = Literal["compute", "communication", "wait"]
+"""Work of the rank, transfers under way, and exposed wait: the compute stream stands still for other ranks."""
+Interval = tuple[int, int]
+"""Begin and end, ns."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time."""
+
+    kind: Kind
+    name: str
+    begin: int
+    """ns."""
+    end: int
+    """ns."""
+
+
+@dataclass
+class StepRecord:
+    """All that was recorded of one unit on this rank."""
+
+    spans: list[Span] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Timeline:
+    """Recorder of one rank. Any thread may record; the last ``steps`` units are kept.
+
+    Args:
+        rank: whose timeline this is.
+        steps: how many units to keep, 0 to record nothing at next to no cost.
+    """
+
+    def __init__(self, rank: int = 0, steps: int = 1000) -> None:
+        self.rank = rank
+        self._keep = steps
+        self._records: dict[int, StepRecord] = {}
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------ recording
+
+    def span(self, kind: Kind, step: int, name: str = "") -> AbstractContextManager[None]:
+        """Records the time that the block takes, for unit ``step``; ``name`` is what a trace shows."""
+        return self._span(kind, step, name) if self._keep else nullcontext()
+
+    def add(self, kind: Kind, step: int, begin: int, end: int, name: str = "") -> None:
+        """Records a span that was measured elsewhere, as CUDA events or a transfer's callbacks do; ns."""
+        if self._keep:
+            with self._lock:
+                self._record(step).spans.append(Span(kind, name or kind, begin, end))
+
+    def count(self, step: int, **amounts: int) -> None:
+        """Adds to counters of unit ``step``: scope, early, late, delayed, fallback (primitives), bytes (sent)."""
+        if self._keep:
+            with self._lock:
+                self._record(step).counts.update(amounts)
+
+    @contextmanager
+    def _span(self, kind: Kind, step: int, name: str) -> Iterator[None]:
+        begin = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.add(kind, step, begin, time.monotonic_ns(), name)
+
+    def _record(self, step: int) -> StepRecord:
+        if step not in self._records:
+            self._records[step] = StepRecord()
+            while len(self._records) > self._keep:
+                del self._records[next(iter(self._records))]
+        return self._records[step]
+
+    # -------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def steps(self) -> list[int]:
+        """Units that are recorded, in the order in which they began."""
+        with self._lock:
+            return list(self._records)
+
+    def counts(self, step: int | None = None) -> dict[str, int]:
+        """Counters of one unit, or their sums over all that are recorded."""
+        total: Counter[str] = Counter()
+        with self._lock:
+            for record in self._chosen(step):
+                total.update(record.counts)
+        return dict(total)
+
+    def seconds(self, kind: Kind, step: int | None = None) -> float:
+        """Time in which at least one span of a kind was open, of one unit or of all that are recorded."""
+        return _length(self._intervals(kind, step))
+
+    def exposed_wait(self) -> float:
+        """Mean exposed wait of a recorded step, seconds."""
+        return self.seconds("wait") / max(1, len(self.steps))
+
+    def hidden_fraction(self, step: int | None = None) -> float:
+        """Share of the communication that computation overlapped.
+
+        |communication ∩ compute| / |communication|, where both are the unions of their spans as sets of moments:
+        communication of ``step`` or of all recorded units, computation of any of them, since a unit's transfers hide
+        behind the computation of its neighbours. 1 where there was no communication, and so nothing to hide.
+        """
+        communication = self._intervals("communication", step)
+        total = _length(communication)
+        return _length(_intersection(communication, self._intervals("compute"))) / total if total else 1.0
+
+    def early_share(self, step: int | None = None) -> float:
+        """Early primitives ÷ primitives in scope, 1 for an empty scope."""
+        counts = self.counts(step)
+        return counts.get("early", 0) / counts["scope"] if counts.get("scope") else 1.0
+
+    def to_chrome_trace(self) -> list[dict[str, Any]]:
+        """Events in Chrome's trace format (chrome://tracing, Perfetto), times in µs.
+
+        Ranks are its processes, kinds its lanes; a fourth lane, hidden, shows the overlap of communication and
+        compute. The lists of several ranks can be put together to one trace.
+        """
+        lanes = {kind: lane for lane, kind in enumerate((*get_args(Kind), "hidden"))}
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
+        ]
+        for kind, lane in lanes.items():
+            events.append({"ph": "M", "name": "thread_name", "pid": self.rank, "tid": lane, "args": {"name": kind}})
+
+        def event(kind: str, name: str, begin: int, end: int, args: dict[str, Any]) -> dict[str, Any]:
+            place = {"ph": "X", "pid": self.rank, "tid": lanes[kind], "cat": kind}
+            return {**place, "name": name, "ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": args}
+
+        compute = self._intervals("compute")
+        for step in self.steps:
+            for span in self._spans(step):
+                args = {"unit": step, **self.counts(step)}
+                events.append(event(span.kind, span.name, span.begin, span.end, args))
+            for begin, end in _intersection(self._intervals("communication", step), compute):
+                events.append(event("hidden", "hidden", begin, end, {"unit": step}))
+        return events
+
+    def _spans(self, step: int | None) -> list[Span]:
+        with self._lock:
+            return [span for record in self._chosen(step) for span in record.spans]
+
+    def _chosen(self, step: int | None) -> list[StepRecord]:
+        if step is None:
+            return list(self._records.values())
+        return [self._records[step]] if step in self._records else []
+
+    def _intervals(self, kind: Kind, step: int | None = None) -> list[Interval]:
+        return _union((span.begin, span.end) for span in self._spans(step) if span.kind == kind)
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments as disjoint intervals, ascending."""
+    union: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(end, union[-1][1])
+        else:
+            union.append((begin, end))
+    return union
+
+
+def _intersection(a: list[Interval], b: list[Interval]) -> list[Interval]:
+    """Moments in both of two lists of disjoint ascending intervals."""
+    common, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        begin, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if begin < end:
+            common.append((begin, end))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def _length(intervals: list[Interval]) -> float:
+    """Seconds."""
+    return sum(end - begin for begin, end in intervals) / 1e9

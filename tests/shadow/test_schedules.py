@@ -1,0 +1,354 @@
+"""Random task units in random interleavings of several ranks, against a model that does one unit after another.
+
+Every rank renders its own views from primitives of all owners; every owner has a Shadow Graph of its own and hears
+from the others only what the three hooks say. A seeded scheduler picks who makes the next move.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from odin_nerfstudio.shadow.bitmap import Bitmap
+from odin_nerfstudio.shadow.graph import ShadowGraph
+from odin_nerfstudio.shadow.hazards import HazardError
+from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
+from odin_nerfstudio.shadow.unit import TaskUnit
+
+PRIME = 2**31 - 1
+Primitive = tuple[int, int]
+"""(owner, row)."""
+
+
+@dataclass
+class View:
+    """What one rank renders in one step."""
+
+    scope: list[Primitive]
+    active: list[Primitive]
+
+    def gradients(self, step: int, values: Mapping[Primitive, int]) -> dict[Primitive, int]:
+        """A toy renderer in which every gradient depends on every value that was read."""
+        digest = 17
+        for primitive in self.scope:
+            digest = (digest * 31 + values[primitive]) % PRIME
+        return {p: (digest * (7 * p[1] + p[0] + 1) + step) % PRIME for p in self.active}
+
+
+def update(value: int, gradient: int) -> int:
+    """An optimizer whose steps do not commute."""
+    return (value * 5 + gradient) % PRIME
+
+
+@dataclass(eq=False)
+class Scene:
+    """Random views for some steps; neighbouring steps share primitives as often as ``coupling`` says."""
+
+    seed: int
+    ranks: int
+    steps: int
+    rows: int
+    coupling: float
+    views: list[list[View]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        draw = random.Random(self.seed)
+        primitives = [(owner, row) for owner in range(self.ranks) for row in range(self.rows)]
+        self.initial = {p: draw.randrange(PRIME) for p in primitives}
+        self.views, hot = [], primitives[:: max(1, round(1 / max(self.coupling, 0.05)))]
+        for _ in range(self.steps):
+            step = []
+            for _ in range(self.ranks):
+                chosen = {p for p in hot if draw.random() < 0.7} | {p for p in primitives if draw.random() < 0.15}
+                scope = sorted(chosen)
+                step.append(View(scope, [p for p in scope if draw.random() < 0.6]))
+            self.views.append(step)
+        self.scope = self._of_owners("scope")
+        """[step][owner] → rows in the scope of any view."""
+        self.active = self._of_owners("active")
+        """[step][owner] → active rows of any view."""
+        self.magnitudes = [
+            [torch.tensor([draw.choice((0.01, 0.01, 0.01, 9.0)) for _ in rows]) for rows in owners]
+            for owners in self.active
+        ]
+        """[step][owner] → for every active row: most gradients are small, a few large."""
+
+    def _of_owners(self, kind: str) -> list[list[list[int]]]:
+        rows: list[list[set[int]]] = [[set() for _ in range(self.ranks)] for _ in self.views]
+        for step, views in enumerate(self.views):
+            for owner, row in (primitive for view in views for primitive in getattr(view, kind)):
+                rows[step][owner].add(row)
+        return [[sorted(chosen) for chosen in owners] for owners in rows]
+
+
+@dataclass
+class Sequential:
+    """One unit after another: the values and versions that each unit reads, and the last ones."""
+
+    scene: Scene
+
+    def __post_init__(self) -> None:
+        values, versions = dict(self.scene.initial), dict.fromkeys(self.scene.initial, -1)
+        self.values, self.versions, self.gradients = [dict(values)], [dict(versions)], []
+        for step, views in enumerate(self.scene.views):
+            total: Counter[Primitive] = Counter()
+            for view in views:
+                total.update(view.gradients(step, values))
+            for primitive, gradient in total.items():
+                values[primitive], versions[primitive] = update(values[primitive], gradient), step
+            self.values.append(dict(values))
+            self.versions.append(dict(versions))
+            self.gradients.append(dict(total))
+
+
+class Owner:
+    """Values of some primitives and the loop around their graph, one move at a time."""
+
+    def __init__(self, run: Run, index: int) -> None:
+        self.run, self.index = run, index
+        self.values = torch.tensor([run.scene.initial[index, row] for row in range(run.scene.rows)])
+        self.graph = ShadowGraph(run.scene.rows, self.commit, run.policy)
+        self.units: list[TaskUnit] = []
+        self.handed: list[Counter[int]] = []
+        self.early: list[set[int]] = []
+        self.parts: dict[int, list[Tensor]] = {}
+        self.published: dict[int, list[int]] = {row: [] for row in range(run.scene.rows)}
+
+    def commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
+        for i, row in enumerate(rows.tolist()):
+            self.values[row] = update(int(self.values[row]), int(gradients["x"][i]))
+            self.published[row].append(step)
+
+    def moves(self) -> list[str]:
+        """Moves that the hooks allow now; each makes progress or is a look that may find nothing."""
+        moves = ["admit"] if len(self.units) < self.run.scene.steps and len(self.graph.in_flight) < 2 else []
+        for name, unit in zip(("old", "new"), self.graph.in_flight, strict=False):
+            if unit.active is None:
+                complete = sum(self.handed[unit.step].values()) == unit.counts.scope
+                ready = complete and all(done > unit.step for done in self.run.rendered)
+                moves += [f"backward {name}"] if ready else [] if complete else [f"early {name}", f"late {name}"]
+            elif self.parts[unit.step]:
+                moves.append(f"stage {name}")
+            if unit.active is not None and name == "old" and (unit.staged - unit.published or not unit.active):
+                moves.append(f"publish {name}")
+        return moves
+
+    def move(self, name: str) -> bool:
+        """Makes a move; returns whether anything changed."""
+        kind, _, which = name.partition(" ")
+        if kind == "admit":
+            step = len(self.units)
+            self.units.append(self.graph.admit(step, torch.tensor(self.run.scene.scope[step][self.index]).long()))
+            self.handed.append(Counter())
+            self.early.append(set())
+            return True
+        unit = self.graph.in_flight[which == "new"]
+        if kind in ("early", "late"):
+            rows = self.graph.early(unit) if kind == "early" else self.graph.late(unit)
+            if kind == "early":
+                self.early[unit.step].update(rows.tolist())
+            self.read(unit, rows.tolist())
+            return len(rows) > 0
+        if kind == "backward":
+            active = torch.tensor(self.run.scene.active[unit.step][self.index]).long()
+            self.graph.backward(unit, active, self.run.scene.magnitudes[unit.step][self.index])
+            shuffled = active[torch.randperm(len(active), generator=self.run.generator)]
+            self.parts[unit.step] = [part.sort().values for part in shuffled.chunk(self.run.draw.choice((1, 2, 3)))]
+            self.parts[unit.step] = [part for part in self.parts[unit.step] if len(part)]
+        elif kind == "stage":
+            part = self.parts[unit.step].pop()
+            total = [
+                sum(posted[unit.step].get((self.index, row), 0) for posted in self.run.posted) for row in part.tolist()
+            ]
+            self.graph.stage(unit, {"x": torch.tensor(total)}, part)
+        else:
+            self.graph.publish(unit)
+        return True
+
+    def read(self, unit: TaskUnit, rows: list[int]) -> None:
+        self.handed[unit.step].update(rows)
+        for row in rows:
+            self.run.check_read(self, unit, row)
+            self.run.inbox[unit.step][self.index, row] = int(self.values[row])
+
+
+class Run:
+    """All owners and ranks of one schedule."""
+
+    def __init__(self, scene: Scene, policy: Quality, seed: int) -> None:
+        self.scene, self.policy, self.model = scene, policy, Sequential(scene)
+        self.draw = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.inbox: list[dict[Primitive, int]] = [{} for _ in range(scene.steps)]
+        self.rendered = [0] * scene.ranks
+        self.posted: list[dict[int, dict[Primitive, int]]] = [{} for _ in range(scene.ranks)]
+        self.stale_run: Counter[Primitive] = Counter()
+        self.stale_reads = 0
+        self.owners = [Owner(self, index) for index in range(scene.ranks)]
+
+    def render(self, rank: int) -> bool:
+        """Renders the rank's next view once everything in its scope has arrived; ranks do not wait for each other."""
+        step = self.rendered[rank]
+        if step == self.scene.steps or any(p not in self.inbox[step] for p in self.scene.views[step][rank].scope):
+            return False
+        self.posted[rank][step] = self.scene.views[step][rank].gradients(step, self.inbox[step])
+        self.rendered[rank] += 1
+        return True
+
+    def moves(self) -> Iterator[tuple[int, str]]:
+        for index, owner in enumerate(self.owners):
+            yield from ((index, name) for name in owner.moves())
+        for rank in range(self.scene.ranks):
+            yield rank, "render"
+
+    def finish(self) -> None:
+        """Runs to the end, one random move after another."""
+        # Ranks are slow or fast for a whole schedule, so that they drift apart as far as the graph lets them.
+        pace = [self.draw.choice((1, 5, 25)) for _ in range(self.scene.ranks)]
+        while any(len(o.units) < self.scene.steps or o.graph.in_flight for o in self.owners):
+            options = list(self.moves())
+            while options:
+                chosen = self.draw.choices(range(len(options)), [pace[index] for index, _ in options])[0]
+                index, name = options.pop(chosen)
+                if self.render(index) if name == "render" else self.owners[index].move(name):
+                    break
+            else:
+                stalls = [str(o.graph.stall(unit)) for o in self.owners for unit in o.graph.in_flight]
+                pytest.fail(f"nobody can move: {stalls}")
+
+    def check_read(self, owner: Owner, unit: TaskUnit, row: int) -> None:
+        """Called before the value is copied."""
+        primitive = owner.index, row
+        expected = self.model.versions[unit.step][primitive]
+        fresh = int(owner.graph.versions[row]) == expected
+        if not self.policy.delays:
+            assert fresh
+            assert int(owner.values[row]) == self.model.values[unit.step][primitive]
+            return
+        self.stale_run[primitive] = 0 if fresh else self.stale_run[primitive] + 1
+        if not fresh:
+            self.check_delay(owner, unit, row)
+
+    def check_delay(self, owner: Owner, unit: TaskUnit, row: int) -> None:
+        assert isinstance(self.policy, Throughput)
+        self.stale_reads += 1
+        assert expected_writer(self.scene, unit.step, owner.index, row) == unit.step - 1
+        assert self.stale_run[owner.index, row] <= self.policy.max_delay
+        producer = owner.units[unit.step - 1]
+        active = self.scene.active[producer.step][owner.index]
+        late = [
+            r
+            for r in self.scene.scope[unit.step][owner.index]
+            if r in active and producer.step not in owner.published[r]
+        ]
+        assert len(late) <= self.policy.delay_ratio * unit.counts.scope
+        magnitudes = self.scene.magnitudes[producer.step][owner.index]
+        assert magnitudes[active.index(row)] < self.policy.delay_ratio * magnitudes.mean()
+
+    def check_end(self) -> None:
+        for owner in self.owners:
+            for unit in owner.units:
+                scope = self.scene.scope[unit.step][owner.index]
+                assert owner.handed[unit.step] == Counter(scope)  # each row once
+                counts = unit.counts
+                assert (counts.scope, counts.early) == (len(scope), len(owner.early[unit.step]))
+                assert counts.early + counts.late == counts.scope
+                assert counts.fallback == (counts.late - counts.delayed if self.policy.delays else 0)
+                assert self.policy.delays or counts.delayed == 0
+            for row, steps in owner.published.items():
+                # No publication is lost, repeated or out of order.
+                assert steps == [s for s in range(self.scene.steps) if row in self.scene.active[s][owner.index]]
+                assert int(owner.graph.versions[row]) == (steps[-1] if steps else -1)
+            assert sum(u.counts.delayed for u in owner.units) <= sum(u.counts.late for u in owner.units)
+            self.check_values(owner)
+
+    def check_values(self, owner: Owner) -> None:
+        """The values are those of the gradients that were posted, in task order; without delays, of the model."""
+        for row in range(self.scene.rows):
+            value = self.scene.initial[owner.index, row]
+            for step in owner.published[row]:
+                value = update(value, sum(posted[step].get((owner.index, row), 0) for posted in self.posted))
+            assert int(owner.values[row]) == value
+            if not self.policy.delays:
+                assert value == self.model.values[-1][owner.index, row]
+
+
+def expected_writer(scene: Scene, step: int, owner: int, row: int) -> int:
+    """The last unit before ``step`` that writes the row."""
+    return max((s for s in range(step) if row in scene.active[s][owner]), default=-1)
+
+
+scenes = st.builds(
+    Scene,
+    seed=st.integers(0, 2**32),
+    ranks=st.integers(1, 3),
+    steps=st.integers(1, 5),
+    rows=st.integers(1, 14),
+    coupling=st.floats(0, 1),
+)
+
+
+def check(scene: Scene, policy: Quality, seed: int) -> Run:
+    run = Run(scene, policy, seed)
+    run.finish()
+    run.check_end()
+    return run
+
+
+@settings(max_examples=1000, deadline=None)
+@given(scene=scenes, seed=st.integers(0, 2**32))
+def test_quality_is_sequential(scene: Scene, seed: int) -> None:
+    check(scene, Quality(), seed)
+
+
+@settings(max_examples=500, deadline=None)
+@given(scene=scenes, seed=st.integers(0, 2**32))
+def test_barrier_is_sequential(scene: Scene, seed: int) -> None:
+    run = check(scene, Barrier(), seed)
+    for owner in run.owners:
+        for unit in owner.units:
+            assert unit.counts.early in (0, unit.counts.scope)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(scene=scenes, seed=st.integers(0, 2**32), ratio=st.floats(0, 1), max_delay=st.integers(0, 5))
+def test_throughput_keeps_its_bounds(scene: Scene, seed: int, ratio: float, max_delay: int) -> None:
+    check(scene, Throughput(ratio, max_delay), seed)
+
+
+def test_the_schedules_reach_what_they_are_meant_to_test() -> None:
+    """Early, late and delayed rows all occur, as do reads at every age up to the limit."""
+    early = late = stale = 0
+    longest: Counter[int] = Counter()
+    for seed in range(12):
+        scene = Scene(seed, ranks=2, steps=10, rows=12, coupling=0.3)
+        for unit in (unit for owner in check(scene, Quality(), seed).owners for unit in owner.units):
+            early, late = early + unit.counts.early, late + unit.counts.late
+        run = check(scene, Throughput(1.0, 2), seed)
+        stale += run.stale_reads
+        longest.update(run.stale_run.values())
+    assert early > 200
+    assert late > 200
+    assert stale > 200
+    assert longest[1] and longest[2]
+
+
+class Impatient(Quality):
+    """Reads everything at once."""
+
+    def early(self, unit: TaskUnit) -> Bitmap:
+        return unit.scope
+
+
+def test_the_model_notices_a_reader_that_does_not_wait() -> None:
+    with pytest.raises((AssertionError, HazardError)):
+        for seed in range(20):
+            check(Scene(seed, ranks=2, steps=5, rows=12, coupling=0.5), Impatient(), seed)
