@@ -2,8 +2,8 @@
 
 A rank plays two parts. As an *owner* it reads rows of its shard, projects them for every view of a group and sends the
 splats to the ranks that render; later it takes their gradients back and steps its rows. As a *renderer* it merges the
-splats of all owners into the leaves of its own graph. What is sent for the next unit before the current one is published
-are the rows that the current one cannot change; the order in which anything arrives never shows in the result.
+splats of all owners into the leaves of its own graph. What is sent for the next unit before the current one is
+published are the rows that the current one cannot change; the order of arrival never shows in the result.
 """
 
 from __future__ import annotations
