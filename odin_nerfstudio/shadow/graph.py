@@ -164,7 +164,7 @@ class ShadowGraph:
         """
         chosen = self._rows(active)
         with self._lock:
-            if unit.active is not None or unit.scope - unit.handed:
+            if unit.active is not None or not unit.complete:
                 when = "a second time" if unit.active is not None else "before it has read its scope"
                 raise HazardError(f"the backward of unit {unit.step} cannot be done {when}")
             if chosen - unit.scope:
@@ -222,11 +222,12 @@ class ShadowGraph:
             hazards.check_order(unit)
             slot = self._ring[unit.step]
             rows, gradients = slot.uncommitted()
-            hazards.check_reads(unit, rows, self._read[unit.step % SLOTS][rows], self.versions[rows])
+            read = self._read[unit.step % SLOTS].index_select(0, rows)
+            hazards.check_reads(unit, rows, read, self.versions.index_select(0, rows))
         self._commit(unit.step, rows, gradients)
         rows = rows.clone()  # the buffer passes to another unit
         with self._lock:
-            self.versions[rows] = unit.step
+            self.versions.index_fill_(0, rows, unit.step)
             unit.published = unit.staged
             slot.committed()
             if not unit.active - unit.published:
@@ -269,10 +270,10 @@ class ShadowGraph:
         if len(rows) == 0:
             return rows
         unit.handed = unit.handed | chosen
-        self._read[unit.step % SLOTS][rows] = self.versions[rows]
+        self._read[unit.step % SLOTS].index_copy_(0, rows, self.versions.index_select(0, rows))
         if stale:
             unit.stale = unit.stale | chosen
             self._stale_run[rows] += 1
         elif self.policy.delays:
-            self._stale_run[rows] = 0
+            self._stale_run.index_fill_(0, rows, 0)
         return rows

@@ -58,6 +58,11 @@ class TaskUnit:
         return self.scope - self.scope
 
     @property
+    def complete(self) -> bool:
+        """Whether its whole scope was handed out."""
+        return self.counts.early + self.counts.late == self.counts.scope
+
+    @property
     def writes(self) -> Bitmap:
         """Rows that this unit publishes: its scope until its backward is done, then its active set."""
         return self.scope if self.active is None else self.active

@@ -75,11 +75,11 @@ def slow_link(world: World) -> None:
     started = time.perf_counter()
     blocks = [torch.zeros(500_000 if r != world.rank else 0, 1) for r in range(world.size)]
     jobs = [exchange.all_to_all(blocks, "splats", 0), exchange.all_to_all([torch.zeros(0, 1)] * 2, "nothing", 0)]
-    assert time.perf_counter() - started < 0.1
+    assert time.perf_counter() - started < 0.2
     exchange.wait(jobs[0], timeout=30)
     assert time.perf_counter() - started >= 0.25
     exchange.wait(jobs[1], timeout=30)
-    assert 0.3 <= time.perf_counter() - started < 2
+    assert 0.3 <= time.perf_counter() - started < 10
     exchange.close()
     assert [transfer.sent for transfer in transfers] == [2_000_000, 0]
     assert transfers[0].end - transfers[0].start >= 0.25 and transfers[1].end - transfers[1].start >= 0.05

@@ -204,6 +204,15 @@ def test_a_third_unit_is_refused_until_a_slot_is_free() -> None:
     assert table.graph.admit(2, ids(3)).step == 2
 
 
+def test_what_publish_returns_outlives_the_slot() -> None:
+    table, returned = Table(), []
+    for step in range(4):
+        unit = table.backward(step, ids(step, 9), ids(step, 9))
+        table.graph.stage(unit, {"x": torch.ones(2)})
+        returned.append(table.graph.publish(unit))
+    assert [rows.tolist() for rows in returned] == [[step, 9] for step in range(4)]
+
+
 def test_units_are_admitted_in_order() -> None:
     graph = Table().graph
     graph.admit(5, ids(1))

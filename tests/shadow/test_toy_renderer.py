@@ -112,7 +112,7 @@ class Pipeline:
             read(graph.early(unit))
             self.pause()
             read(graph.late(unit))
-            return unit.counts.early + unit.counts.late == unit.counts.scope
+            return unit.complete
 
         self.until(all_read)
         gradients = self.renderer.gradients(values, window)

@@ -79,6 +79,9 @@ def test_resumed_run_equals_an_unbroken_one(demo_capture: Path, tmp_path: Path, 
     count = len(read_checkpoint(checkpoint_path(first))["pipeline"]["_model.gauss_params.means"])
     assert len(unbroken["pipeline"]["_model.gauss_params.means"]) != count  # rows changed after the resume
     assert_equal(unbroken, resumed)
+    ids, next_id = unbroken["ids"]["ids"], unbroken["ids"]["next_id"]
+    assert (ids.diff() > 0).all() and count < ids[-1] < next_id
+    assert "_model.ids" not in unbroken["pipeline"]  # which stays splatfacto's
 
 
 def test_interruption_saves_what_was_learned(
