@@ -211,6 +211,7 @@ class UnitRunner:
                 rows[None], gradients[name], param.shape, is_coalesced=True, check_invariants=False
             )
             self._model.optimizers[name].step()
+            param.grad = None
 
 
 def _leaves(block: SplatBlock, chosen: Tensor) -> Splats:
