@@ -72,6 +72,13 @@ class World:
         dist.broadcast_object_list(holder, source)
         return holder[0]
 
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """The picklable ``value`` of every rank, in the order of ranks."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def check_same(self, value: str, what: str) -> None:
         """Checks that ``value``, such as a hash, is the same on all ranks.
 
@@ -82,10 +89,7 @@ class World:
         Raises:
             UserError: on every rank, when it is not.
         """
-        if self.size == 1:
-            return
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        values = self.all_gather_objects(value)
         others = [rank for rank in range(self.size) if values[rank] != values[0]]
         if others:
             ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"

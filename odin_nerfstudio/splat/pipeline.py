@@ -8,19 +8,20 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
 from torch.cuda.amp.grad_scaler import GradScaler
 
+from odin_nerfstudio.comm.exchange import Link
 from odin_nerfstudio.comm.placement import Placement
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
-from odin_nerfstudio.splat.datamanager import OdinDataManager, OdinDataManagerConfig
-from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
+from odin_nerfstudio.splat.datamanager import Batch, OdinDataManager, OdinDataManagerConfig
+from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig, Outputs
+from odin_nerfstudio.splat.raster import Splats
 from odin_nerfstudio.splat.rows import collect, install
 from odin_nerfstudio.splat.runner import UnitRunner
-
-POLICIES: dict[str, Quality] = {"barrier": Barrier(), "quality": Quality(), "throughput": Throughput()}
 
 
 @dataclass
@@ -35,8 +36,22 @@ class OdinPipelineConfig(VanillaPipelineConfig):
     policy: Literal["barrier", "quality", "throughput"] = "quality"
     """When a step may read what the step before it has not published yet: never; if it cannot change any more; or also
     if little of it changes, by little, and not too often."""
+    delay_ratio: float = 0.2
+    """Policy throughput: how much of a step's primitives, and how large a gradient relative to the mean, may be read
+    before publication."""
+    max_delay: int = 4
+    """Policy throughput: for how many steps in a row a primitive may be read before publication."""
+    link: Annotated[Link, tyro.conf.Suppress] = field(default_factory=Link)
+    """A slower network between ranks to imitate; set by ``odin-bench``."""
     seed: Annotated[int, tyro.conf.Suppress] = 0
     """Set by the trainer from ``--machine.seed``."""
+
+    @property
+    def shadow_policy(self) -> Quality:
+        """The policy that the flags describe."""
+        if self.policy == "throughput":
+            return Throughput(self.delay_ratio, self.max_delay)
+        return Barrier() if self.policy == "barrier" else Quality()
 
 
 class OdinPipeline(VanillaPipeline):
@@ -74,7 +89,8 @@ class OdinPipeline(VanillaPipeline):
             everything = collect(self.model)
             self.placement = Placement(self.world, everything.rows["means"])
             install(self.model, self.placement.shard(everything))
-            self.runner = UnitRunner(self.model, self.datamanager, self.world, POLICIES[config.policy])
+            self.model.strategy.verbose = self.world.rank == 0
+            self.runner = UnitRunner(self.model, self.datamanager, self.world, config.shadow_policy, config.link)
 
     def place(self, means: torch.Tensor) -> torch.Tensor:
         """Splits space anew by the positions ((N, 3)) of a whole scene.
@@ -93,6 +109,12 @@ class OdinPipeline(VanillaPipeline):
             rank's views.
         """
         views, leaves = self.datamanager.next_group(step), self.runner.receive(step)
+        with self.runner.timeline.span("compute", step, "render"):
+            return self._render_group(step, views, leaves)
+
+    def _render_group(
+        self, step: int, views: list[tuple[Cameras, Batch]], leaves: list[Splats]
+    ) -> tuple[list[Outputs], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         outputs = []
         losses, metrics = defaultdict(list), defaultdict(list)
         for (camera, batch), splats in zip(views, leaves, strict=True):
@@ -107,6 +129,48 @@ class OdinPipeline(VanillaPipeline):
         mean_metrics = {name: torch.stack(each).mean() for name, each in metrics.items()}
         return outputs, {name: torch.stack(each).sum() / size for name, each in losses.items()}, mean_metrics
 
+    def rebalance(self) -> None:
+        """Moves primitives between ranks if the shards have become too unequal. All ranks, with no unit in flight."""
+        if self.world.size > 1:
+            shard = collect(self.model)
+            balanced = self.placement.rebalance(shard)
+            if balanced is not shard:
+                install(self.model, balanced)
+
+    def get_eval_image_metrics_and_images(self, step: int) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """Metrics of one evaluation image, on every rank; its picture on rank 0."""
+        if self.world.size == 1:
+            return super().get_eval_image_metrics_and_images(step)
+        self.eval()
+        camera, batch = self.datamanager.next_eval_image(step)
+        metrics, images = self._evaluate([(camera, batch)])
+        self.train()
+        pixels = int(camera.width * camera.height)
+        return {**self.world.broadcast_object(metrics[0] if metrics else None), "num_rays": pixels}, images
+
+    def _evaluate(self, views: list[tuple[Cameras, Batch]]) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+        """Renders one view on each rank, as far as there are views; metrics of this rank's, and its picture."""
+        cameras = [self.model.pinhole(camera, self.model.step) for camera, _ in views]
+        metrics: list[dict[str, float]] = []
+        images: dict[str, torch.Tensor] = {}
+        for splats in self.runner.look(cameras, range(len(views))):
+            camera, batch = views[self.world.rank]
+            outputs = self.model.render(camera, cameras[self.world.rank], splats)
+            one, images = self.model.get_image_metrics_and_images(outputs, batch)
+            metrics.append(one)
+        return metrics, images
+
+    def _average_over_ranks(self) -> dict[str, float]:
+        """Mean metrics of all evaluation images, which the ranks share out among themselves."""
+        self.eval()
+        metrics: list[dict[str, float]] = []
+        views = list(self.datamanager.fixed_indices_eval_dataloader)
+        for first in range(0, len(views), self.world.size):
+            metrics += self._evaluate(views[first : first + self.world.size])[0]
+        self.train()
+        everyone = [one for share in self.world.all_gather_objects(metrics) for one in share]
+        return {name: sum(one[name] for one in everyone) / len(everyone) for name in everyone[0]}
+
     def get_average_eval_image_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Average metrics over the evaluation images.
 
@@ -119,4 +183,6 @@ class OdinPipeline(VanillaPipeline):
                     f"{self.datamanager.get_datapath()}: no images are left for evaluation. "
                     "Choose another --eval-mode of the dataparser."
                 )
+            if self.world.size > 1:
+                return self._average_over_ranks()
             return super().get_average_eval_image_metrics(*args, **kwargs)

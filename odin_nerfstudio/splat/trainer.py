@@ -131,15 +131,19 @@ class OdinTrainer(Trainer):
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """One task unit: read → render → loss → backward → push → publish, and the start of the next unit's reading."""
         pipeline, model = self.pipeline, self.pipeline.model
-        optimizers = self.optimizers
+        optimizers, timeline = self.optimizers, pipeline.runner.timeline
         optimizers.zero_grad_all()
+        if pipeline.runner.is_drained:
+            pipeline.rebalance()
         _, losses, metrics = pipeline.get_train_loss_dict(step)
         loss = torch.stack(list(losses.values())).sum()
         for name in model.gauss_params:
             optimizers.optimizers[name].announce()
         if not self._is_fence(step):
-            pipeline.runner.begin(step + 1)
-        loss.backward()
+            with timeline.span("compute", step + 1, "early splats"):
+                pipeline.runner.begin(step + 1)
+        with timeline.span("compute", step, "backward"):
+            loss.backward()
         model.statistics = pipeline.runner.publish()
         for name, optimizer in optimizers.optimizers.items():
             if name not in model.gauss_params:
