@@ -75,6 +75,8 @@ class OdinPipeline(VanillaPipeline):
         grad_scaler: GradScaler | None = None,
     ) -> None:
         self.world = World.current(device, local_rank)
+        if self.world.device.type == "cuda":
+            torch.cuda.set_device(self.world.device)  # ns-train leaves every process on the first GPU
         with exit_with_sentence():
             torch.manual_seed(config.seed)  # the ranks begin with the same scene
             # One rank as far as nerfstudio knows: no DDP, whose hooks are lost when parameters are replaced.

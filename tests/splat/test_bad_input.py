@@ -142,12 +142,6 @@ def test_cuda_without_a_gpu(capture: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "--machine.device-type cuda" in refusal(config)
 
 
-def test_more_devices_than_one(capture: Path, tmp_path: Path) -> None:
-    config = make_config(capture, tmp_path / "o")
-    config.machine.num_devices = 2
-    assert "--machine.num-devices × --machine.num-machines is 2" in refusal(config)
-
-
 def test_checkpoint_to_resume_from(capture: Path, tmp_path: Path) -> None:
     config = make_config(capture, tmp_path / "o")
     config.load_dir = tmp_path / "nothing"
