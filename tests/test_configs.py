@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tyro
 import yaml
 
 from odin_nerfstudio.cli.recipe import recipe_arguments
+from odin_nerfstudio.cli.train import parse
 from odin_nerfstudio.errors import UserError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -18,7 +20,16 @@ RECIPES = sorted(CONFIGS.glob("*.yaml"))
 
 
 def test_there_are_recipes() -> None:
-    assert {"laptop-cpu", "one-gpu"} <= {recipe.stem for recipe in RECIPES}
+    assert {"laptop-cpu", "one-gpu", "two-gpus", "eight-gpus", "several-nodes"} <= {recipe.stem for recipe in RECIPES}
+
+
+def assert_follows(config: Any, recipe: Path) -> None:
+    """Every flag of the recipe has reached the field that it names."""
+    for flag, value in yaml.safe_load(recipe.read_text()).items():
+        found = config
+        for name in flag.replace("-", "_").split("."):
+            found = found[name] if isinstance(found, dict) else getattr(found, name)
+        assert found == value, flag
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
@@ -26,12 +37,32 @@ def test_ns_train_takes_the_recipe(recipe: Path) -> None:
     from nerfstudio.configs.method_configs import AnnotatedBaseConfigUnion
 
     line = ["odin-splatfacto", *recipe_arguments(recipe), "--data", "somewhere", "nerfstudio-data"]
-    config = tyro.cli(AnnotatedBaseConfigUnion, args=line)
-    for flag, value in yaml.safe_load(recipe.read_text()).items():
-        found = config
-        for name in flag.replace("-", "_").split("."):
-            found = getattr(found, name)
-        assert found == value, flag
+    config: Any = tyro.cli(AnnotatedBaseConfigUnion, args=line)
+    assert_follows(config, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_odin_train_takes_the_recipe(recipe: Path) -> None:
+    line = ["odin-splatfacto", "--recipe", str(recipe), "--data", "somewhere"]
+    config, _ = parse([*line, "colmap", "--colmap-path", "sparse/0"])
+    assert_follows(config, recipe)
+    nodes = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "first:29500"]
+    config, layout = parse([*line, *nodes, "--pipeline.policy", "throughput"])
+    assert config.pipeline.policy == "throughput"  # as the comments of the recipes propose
+    assert (layout.ranks_per_node, layout.nodes, layout.node) == (config.machine.num_devices, 2, 1)
+
+
+def test_two_gpus_keep_the_schedule_of_one_in_views() -> None:
+    from odin_nerfstudio.methods import odin_splatfacto
+
+    one: Any = odin_splatfacto.config
+    two, _ = parse(["odin-splatfacto", "--recipe", str(CONFIGS / "two-gpus.yaml"), "--data", "somewhere"])
+    model = ("resolution_schedule", "sh_degree_interval", "warmup_length", "refine_every", "pause_after_reset")
+    for name in (*model, "stop_split_at", "stop_screen_size_at"):
+        assert 2 * getattr(two.pipeline.model, name) == getattr(one.pipeline.model, name), name
+    schedulers = [config.optimizers["means"]["scheduler"] for config in (two, one)]
+    assert 2 * schedulers[0].max_steps == schedulers[1].max_steps
+    assert 2 * two.max_num_iterations == one.max_num_iterations
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)

@@ -1,5 +1,6 @@
 """Recipes: YAML files of dotted flags and values, turned into the arguments of a nerfstudio command line.
 
+odin-train odin-splatfacto --recipe configs/laptop-cpu.yaml --data DIR
 ns-train odin-splatfacto $(python -m odin_nerfstudio.cli.recipe configs/laptop-cpu.yaml) --data DIR
 """
 
