@@ -13,6 +13,8 @@ from odin_nerfstudio.errors import UserError, exit_with_sentence
 BENCHES = {
     "rlg": ("RlgBench", "the relative locality graph of a synthetic capture"),
     "raster": ("RasterBench", "the CPU rasterizer, speed and error against the reference"),
+    "equivalence": ("EquivalenceBench", "whether policies and numbers of ranks end with the same scene"),
+    "overlap": ("OverlapBench", "how much of the communication each policy hides"),
 }
 """Name → class in the module of that name (its ``run()`` prints a table and returns the figures), what it measures."""
 
@@ -22,7 +24,7 @@ def entrypoint() -> None:
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("-h", "--help"):
         print("usage: odin-bench {" + ",".join(BENCHES) + "} [--help] [OPTIONS]\n")
-        print("\n".join(f"  {bench:<8} {what}" for bench, (_, what) in BENCHES.items()))
+        print("\n".join(f"  {bench:<12} {what}" for bench, (_, what) in BENCHES.items()))
         return
     with exit_with_sentence():
         if name not in BENCHES:

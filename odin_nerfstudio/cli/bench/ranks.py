@@ -1,0 +1,193 @@
+"""Training runs of several ranks for the benches, and what each rank has to say about its own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import numpy as np
+from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint
+from odin_nerfstudio.comm.launch import Layout, launch
+from odin_nerfstudio.demo.capture import write_capture
+from odin_nerfstudio.errors import UserError
+from odin_nerfstudio.methods import odin_splatfacto
+from odin_nerfstudio.splat.trainer import OdinTrainer, OdinTrainerConfig
+
+NEVER = 1 << 30
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank measured. The lists hold an entry for every step but the last, which overlaps no other."""
+
+    seconds: list[float]
+    """From the start of the step to that of the next."""
+    wait: list[float]
+    """Exposed wait for other ranks, seconds."""
+    counts: list[dict[str, int]]
+    """Counters of the timeline: scope, early, late, delayed, fallback (primitives), bytes (sent)."""
+    trace: list[dict[str, Any]]
+    """Events in Chrome's trace format."""
+    primitives_at_start: int
+    """Of this rank."""
+    state_bytes: int
+    """Of its parameters and their moments, at the end."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that went to its end."""
+
+    reports: list[RankReport]
+    """In the order of ranks."""
+    checkpoint: dict[str, Any]
+    """The last one, merged over ranks, on the CPU."""
+
+
+class ReportingTrainer(OdinTrainer):
+    """Trains in silence and leaves a :class:`RankReport` beside the run's config."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        CONSOLE.quiet = True
+        super().__init__(*args, **kwargs)
+
+    def train_iteration(self, step: int) -> Any:
+        self._starts.append(time.monotonic())
+        return super().train_iteration(step)
+
+    def train(self) -> None:
+        pipeline, model, timeline = self.pipeline, self.pipeline.model, self.pipeline.runner.timeline
+        model.strategy.verbose = False
+        self._starts: list[float] = []
+        primitives_at_start = model.num_points
+        super().train()
+        states = [self.optimizers.optimizers[name].state[param] for name, param in model.gauss_params.items()]
+        tensors = [*model.gauss_params.values(), *(state[key] for state in states for key in ("exp_avg", "exp_avg_sq"))]
+        steps = range(len(self._starts) - 1)
+        report = RankReport(
+            seconds=np.diff(self._starts).tolist(),
+            wait=[timeline.seconds("wait", step) for step in steps],
+            counts=[timeline.counts(step) for step in steps],
+            trace=timeline.to_chrome_trace(),
+            primitives_at_start=primitives_at_start,
+            state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        )
+        _report_path(self.config, pipeline.world.rank).write_text(json.dumps(asdict(report)))
+
+
+@dataclass
+class RanksBench:
+    """What benches that train on several ranks have in common."""
+
+    capture: Path | None = None
+    """Folder of a capture in nerfstudio's format; left out, a small one of the demo scene is made."""
+    world_size: int = 2
+    """Number of processes on this machine."""
+    steps: int = 200
+    """Optimizer steps of a run, at most 1000."""
+    batch: int = 4
+    """Views in a step, over all ranks."""
+    scale: float = 0.25
+    """Of the images' width and height."""
+    timeout_s: float = 3600.0
+    """Seconds that one run may take."""
+
+    def check(self, least_steps: int) -> None:
+        """Checks the flags that are ours.
+
+        Raises:
+            UserError: naming one.
+        """
+        if self.world_size < 1 or self.batch < 1 or self.batch % self.world_size:
+            raise UserError(f"--batch {self.batch}: must be a multiple of --world-size {self.world_size}.")
+        if not least_steps <= self.steps <= 1000:
+            raise UserError(f"--steps {self.steps}: must be {least_steps} … 1000.")
+        if not (0 < self.scale <= 1 and self.timeout_s > 0):
+            raise UserError("--scale must be above 0 and at most 1, and --timeout-s above 0.")
+
+    def make_config(self, folder: Path) -> OdinTrainerConfig:
+        """A run on the capture whose files go to ``folder``; the demo capture is made there if there is no other."""
+        config = copy.deepcopy(odin_splatfacto.config)
+        assert isinstance(config, OdinTrainerConfig)
+        capture = self.capture
+        if capture is None:
+            capture = folder / "capture"
+            write_capture(capture, views=24, width=384, height=288)
+        data = config.pipeline.datamanager
+        data.data, data.camera_res_scale_factor = capture, self.scale
+        data.dataparser = NerfstudioDataParserConfig(load_3D_points=True, downscale_factor=1)
+        config.pipeline.model.num_downscales = 0
+        config._target = ReportingTrainer
+        config.output_dir, config.experiment_name, config.vis = folder, "bench", "tensorboard"
+        config.max_num_iterations = self.steps
+        config.steps_per_save = config.steps_per_eval_image = config.steps_per_eval_all_images = NEVER
+        config.logging.local_writer.enable = False
+        return config
+
+
+def train(
+    config: OdinTrainerConfig, size: int, batch: int, device: Literal["cpu", "cuda"], timeout_s: float, name: str
+) -> Run:
+    """Trains on ``size`` ranks of this machine, real processes joined over its loopback.
+
+    Args:
+        config: of the run; not changed.
+        size: number of ranks, a divisor of ``batch``.
+        batch: views in a step.
+        device: where ranks compute; gloo joins CPUs, NCCL joins GPUs.
+        timeout_s: seconds after which they are ended.
+        name: of the run, for its folder and for messages.
+
+    Raises:
+        UserError: naming the run and the rank that failed, or when the time is over.
+    """
+    config = copy.deepcopy(config)
+    config.timestamp = name.replace(" ", "-")
+    config.pipeline.datamanager.batch_per_rank = batch // size
+    config.machine.device_type, config.machine.num_devices = device, size
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # the libraries' deprecations, in processes to come and here
+    try:
+        with _time_limit(timeout_s), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            launch("odin_nerfstudio.cli.train:train_rank", (config,), Layout(size, device_type=device))
+        reports = [RankReport(**json.loads(_report_path(config, rank).read_text())) for rank in range(size)]
+        return Run(reports, read_checkpoint(checkpoint_path(config.get_checkpoint_dir())))
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+def _report_path(config: OdinTrainerConfig, rank: int) -> Path:
+    return config.get_base_dir() / f"rank-{rank}.json"
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Ends the block after so many seconds.
+
+    Raises:
+        UserError: when it did.
+    """
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        raise UserError(f"did not end within --timeout-s {seconds:g}.")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
