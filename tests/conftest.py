@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from odin_nerfstudio.demo.capture import write_capture
+
+# Makes the helpers in this folder importable: pytest's importlib mode leaves the path alone.
+sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

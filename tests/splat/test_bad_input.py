@@ -14,10 +14,9 @@ import pytest
 from nerfstudio.data.dataparsers.blender_dataparser import BlenderDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from PIL import Image
+from training import make_config
 
 from odin_nerfstudio.splat.trainer import OdinTrainer, OdinTrainerConfig
-
-from .test_resume import make_config
 
 
 @pytest.fixture
