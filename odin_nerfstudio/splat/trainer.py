@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,6 +103,7 @@ class OdinTrainer(Trainer):
 
     config: OdinTrainerConfig
     pipeline: OdinPipeline
+    _interrupted = False
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
         """Sets up the run. Nothing is written before the checkpoint to resume from and the capture were read."""
@@ -131,6 +134,8 @@ class OdinTrainer(Trainer):
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """One task unit: read → render → loss → backward → push → publish, and the start of the next unit's reading."""
         pipeline, model = self.pipeline, self.pipeline.model
+        if pipeline.world.any(self._interrupted):
+            raise KeyboardInterrupt
         optimizers, timeline = self.optimizers, pipeline.runner.timeline
         optimizers.zero_grad_all()
         if pipeline.runner.is_drained:
@@ -169,8 +174,27 @@ class OdinTrainer(Trainer):
         Raises:
             SystemExit: with a sentence, for mistakes in the input that show only now.
         """
-        with exit_with_sentence(), self._saving_on_the_way_out():
+        with exit_with_sentence(), self._saving_on_the_way_out(), self._stopping_between_steps():
             super().train()
+
+    @contextmanager
+    def _stopping_between_steps(self) -> Iterator[None]:
+        """Lets Ctrl-C take effect where all ranks have finished the same step; a second one takes effect at once."""
+
+        def interrupt(*_: Any) -> None:
+            if self._interrupted or self.training_state == "completed":
+                raise KeyboardInterrupt
+            self._interrupted = True
+            self.training_state = "training"  # a paused run goes on to its next step, and stops there
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     @contextmanager
     def _saving_on_the_way_out(self) -> Iterator[None]:
