@@ -103,6 +103,7 @@ class OdinTrainer(Trainer):
 
     config: OdinTrainerConfig
     pipeline: OdinPipeline
+    training_state: Literal["training", "paused", "completed"]
     _interrupted = False
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
