@@ -103,7 +103,8 @@ class EquivalenceBench(RanksBench):
 
 def _rows(checkpoint: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Ids ((N,), ascending) and, by name, parameters and moments ((N, ...))."""
-    prefix, values = "_model.gauss_params.", {}
+    prefix = "_model.gauss_params."
+    values: dict[str, Tensor] = {}
     for key, value in checkpoint["pipeline"].items():
         if key.startswith(prefix):
             name = key.removeprefix(prefix)

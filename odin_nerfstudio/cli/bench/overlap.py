@@ -22,6 +22,8 @@ COMMUNICATION_SHARE = 0.3
 Policy = Literal["barrier", "quality", "throughput"]
 POLICIES: tuple[Policy, ...] = ("barrier", "quality", "throughput")
 COUNTERS = ("scope", "early", "late", "delayed", "fallback")
+WAITS = ("splats", "splat_gradients")
+"""What the runner's time line calls that for which a rank stands still."""
 
 
 @dataclass
@@ -104,10 +106,12 @@ class OverlapBench(RanksBench):
         """Means over ranks and steps after the warm-up; ``step_s`` is a median."""
         steps = range(self.warmup, self.steps - 1)
         counts = [report.counts[step] for report in run.reports for step in steps]
+        waits = [report.wait[step] for report in run.reports for step in steps]
         totals = {name: sum(count.get(name, 0) for count in counts) for name in (*COUNTERS, "bytes")}
         return {
             "step_s": median(report.seconds[step] for report in run.reports for step in steps),
-            "exposed_wait_s": mean(report.wait[step] for report in run.reports for step in steps),
+            "exposed_wait_s": mean(sum(wait.values()) for wait in waits),
+            **{f"wait_for_{name}_s": mean(wait.get(name.replace("_", " "), 0) for wait in waits) for name in WAITS},
             "early_share": totals["early"] / max(1, totals["scope"]),
             **{name: total / len(counts) for name, total in totals.items()},
         }

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,8 +36,8 @@ class RankReport:
 
     seconds: list[float]
     """From the start of the step to that of the next."""
-    wait: list[float]
-    """Exposed wait for other ranks, seconds."""
+    wait: list[dict[str, float]]
+    """Exposed wait for other ranks by what was waited for, seconds."""
     counts: list[dict[str, int]]
     """Counters of the timeline: scope, early, late, delayed, fallback (primitives), bytes (sent)."""
     trace: list[dict[str, Any]]
@@ -76,12 +77,16 @@ class ReportingTrainer(OdinTrainer):
         super().train()
         states = [self.optimizers.optimizers[name].state[param] for name, param in model.gauss_params.items()]
         tensors = [*model.gauss_params.values(), *(state[key] for state in states for key in ("exp_avg", "exp_avg_sq"))]
-        steps = range(len(self._starts) - 1)
+        steps, trace = range(len(self._starts) - 1), timeline.to_chrome_trace()
+        waits: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        for event in trace:
+            if event.get("cat") == "wait":
+                waits[event["args"]["unit"]][event["name"]] += event["dur"] / 1e6
         report = RankReport(
             seconds=np.diff(self._starts).tolist(),
-            wait=[timeline.seconds("wait", step) for step in steps],
+            wait=[dict(waits[step]) for step in steps],
             counts=[timeline.counts(step) for step in steps],
-            trace=timeline.to_chrome_trace(),
+            trace=trace,
             primitives_at_start=primitives_at_start,
             state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         )
