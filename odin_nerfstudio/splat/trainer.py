@@ -201,8 +201,10 @@ class OdinTrainer(Trainer):
     def _saving_on_the_way_out(self) -> Iterator[None]:
         try:
             yield
-        except (KeyboardInterrupt, UserError):
-            if self.training_state != "completed" and self.step > self._start_step:
+        except (KeyboardInterrupt, UserError) as error:
+            # All ranks must save together, which they do when interrupted; a mistake is met by one of them alone.
+            together = self.pipeline.world.size == 1 or isinstance(error, KeyboardInterrupt)
+            if together and self.training_state != "completed" and self.step > self._start_step:
                 CONSOLE.log(f"Stopping: saving step {self.step - 1}.")
                 self.save_checkpoint(self.step - 1)
             raise
