@@ -37,7 +37,9 @@ def run_ranks(
         for rank in range(size):
             ours, theirs = _SERVER.Pipe(duplex=False)
             target = (inspect.getfile(work), work.__name__, args)
-            process = _SERVER.Process(target=_run, args=(theirs, rank, size, f"file://{folder}/meeting", *target))
+            process = _SERVER.Process(
+                target=_run, args=(theirs, rank, size, f"file://{folder}/meeting", timeout, *target)
+            )
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -63,13 +65,15 @@ def run_ranks(
     return results
 
 
-def _run(pipe: Connection, rank: int, size: int, meeting: str, file: str, name: str, args: tuple[Any, ...]) -> None:
+def _run(
+    pipe: Connection, rank: int, size: int, meeting: str, timeout: float, file: str, name: str, args: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
     try:
         # A world of one must do without torch.distributed.
         if size > 1:
             dist.init_process_group(
-                "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=50)
+                "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
             )
         value = runpy.run_path(file, run_name=Path(file).stem)[name](World.current(), *args)
         # Connections would send handles of shared memory, which dies with this process.

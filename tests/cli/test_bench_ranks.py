@@ -14,7 +14,7 @@ from odin_nerfstudio.errors import UserError
 
 
 def test_policies_and_worlds_end_with_the_same_scene(demo_capture: Path) -> None:
-    figures = EquivalenceBench(demo_capture, world_size=2, steps=20, batch=2, scale=0.5, timeout_s=120).run()
+    figures = EquivalenceBench(demo_capture, world_size=2, steps=20, batch=2, scale=0.5, timeout_s=600).run()
     assert json.loads(json.dumps(figures)) == figures
     for pair in ("quality_barrier", "world"):
         assert figures[f"max_abs_diff_{pair}"] == figures[f"unmatched_{pair}"] == 0

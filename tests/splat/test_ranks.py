@@ -28,7 +28,7 @@ def train(world: World, capture: Path, output: Path, policy: str, load: Path | N
 
 def train_on(size: int, capture: Path, output: Path, policy: str = "quality", load: Path | None = None) -> Path:
     """Runs all ranks to the end."""
-    return run_ranks(size, train, capture, output, policy, load, timeout=240)[0]
+    return run_ranks(size, train, capture, output, policy, load, timeout=600)[0]
 
 
 @pytest.fixture(scope="module")
