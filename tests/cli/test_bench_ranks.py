@@ -19,7 +19,7 @@ def test_policies_and_worlds_end_with_the_same_scene(demo_capture: Path) -> None
     for pair in ("quality_barrier", "world"):
         assert figures[f"max_abs_diff_{pair}"] == figures[f"unmatched_{pair}"] == 0
     assert figures["world_sizes"] == [1, 2]
-    assert figures["primitives"] != figures["primitives_at_start"] == 852
+    assert figures["primitives"] != figures["primitives_at_start"]
     # 59 numbers of 4 bytes each (SH of degree 3), and two moments of each.
     assert figures["bytes_per_rank"] * 2 >= figures["primitives"] * 59 * 4 * 3
     assert 1 <= figures["bytes_per_rank_ratio"] <= 1.15
