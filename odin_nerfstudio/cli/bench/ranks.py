@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
+from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint
@@ -172,6 +173,9 @@ def train(
         return Run(reports, read_checkpoint(checkpoint_path(config.get_checkpoint_dir())))
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
+    finally:  # a single rank trains in this process, and nerfstudio keeps its writers for the next run
+        CONSOLE.quiet = False
+        writer.EVENT_WRITERS.clear()
 
 
 def _report_path(config: OdinTrainerConfig, rank: int) -> Path:
