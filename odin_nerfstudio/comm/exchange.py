@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from enum import IntFlag
 from queue import SimpleQueue
 from typing import Any
 
@@ -38,6 +39,16 @@ class Link:
         return transfer + self.latency_us * 1e-6
 
 
+class Signal(IntFlag):
+    """What a rank may want all of them to know after the same job; it travels with the job's counts."""
+
+    NONE = 0
+    STOP = 1
+    """The run should end."""
+    SHOW = 2
+    """Somebody looks at the scene, whose displayed copy has grown old."""
+
+
 @dataclass(frozen=True)
 class Transfer:
     """What a finished job was, for a timeline."""
@@ -57,10 +68,14 @@ class Transfer:
 class Job(Future[list[Tensor]]):
     """The future of one exchange: the blocks that arrived, one for each source rank."""
 
-    def __init__(self, name: str, unit: int, blocks: Sequence[Tensor], stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(
+        self, name: str, unit: int, blocks: Sequence[Tensor], signal: Signal, stream: torch.cuda.Stream | None
+    ) -> None:
         super().__init__()
         self.name = name
         self.unit = unit
+        self.signal = signal
+        """This rank's; once the job is done, that of all ranks together."""
         self.blocks = [block.detach().contiguous() for block in blocks]
         self.stream = stream
         """The stream that computes: it writes the blocks and reads what arrives. None on a CPU."""
@@ -98,7 +113,7 @@ class Exchange:
             self._thread = threading.Thread(target=self._work, name="odin-exchange", daemon=True)
             self._thread.start()
 
-    def all_to_all(self, blocks: Sequence[Tensor], name: str, unit: int) -> Job:
+    def all_to_all(self, blocks: Sequence[Tensor], name: str, unit: int, signal: Signal = Signal.NONE) -> Job:
         """Sends ``blocks[r]`` to rank r and receives one block from every rank, bit by bit.
 
         Nothing of autograd crosses. The blocks must not change until the job is done; the own one is handed through.
@@ -107,6 +122,7 @@ class Exchange:
             blocks: one (n_r, D) for each rank, n_r ≥ 0; D and type are the same in all blocks of all ranks.
             name: what they are, for messages and timelines.
             unit: the task unit they belong to.
+            signal: what the other ranks should know once this job is done.
 
         Returns:
             A future of one (m_r, D) from each rank r.
@@ -115,7 +131,8 @@ class Exchange:
             raise ValueError("the exchange is closed")
         if len(blocks) != self.world.size:
             raise ValueError(f"{len(blocks)} blocks for {self.world.size} ranks")
-        job = Job(name, unit, blocks, torch.cuda.current_stream(self.world.device) if self._stream else None)
+        stream = torch.cuda.current_stream(self.world.device) if self._stream else None
+        job = Job(name, unit, blocks, signal, stream)
         if self.world.size == 1:
             job.set_result(job.blocks)
         else:
@@ -172,15 +189,16 @@ class Exchange:
         peers = [peer for peer in range(self.world.size) if peer != rank]
         if self._stream is not None and job.written is not None:
             self._stream.wait_event(job.written)
-        # Which job it is travels with the counts: blocks of two different jobs must not pass for each other.
+        # Which job it is travels with the counts too: blocks of two different jobs must not pass for each other.
         tag = zlib.crc32(str(job).encode())
-        headers = torch.tensor([[len(block), tag] for block in blocks], device=blocks[0].device)
+        headers = torch.tensor([[len(block), tag, job.signal] for block in blocks], device=blocks[0].device)
         theirs = torch.zeros_like(headers)
         self._swap(job, {peer: headers[peer] for peer in peers}, {peer: theirs[peer] for peer in peers})
         counts = theirs.tolist()
         for peer in peers:
             if counts[peer][1] != tag:
                 raise PeerError(f"rank {peer} is not exchanging {job}, as rank {rank} is: the ranks fell out of step.")
+            job.signal |= Signal(counts[peer][2])
         arrived = [block.new_empty((counts[source][0], *blocks[0].shape[1:])) for source, block in enumerate(blocks)]
         arrived[rank] = blocks[rank]
         for block in arrived:

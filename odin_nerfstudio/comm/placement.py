@@ -38,7 +38,7 @@ class Shard:
 class Placement:
     """Ownership by the cells of a KD-tree, one for each rank.
 
-    Every method but :meth:`owner` and :meth:`shard` is called by all ranks together, at a fence.
+    Every method but :meth:`owner`, :meth:`keeps` and :meth:`shard` is called by all ranks together, at a fence.
 
     Args:
         world: the ranks.
@@ -49,13 +49,17 @@ class Placement:
         self.world = world
         self.partition = _split(points[:: _stride(len(points))], world.size)
 
+    def keeps(self, means: Tensor) -> Tensor:
+        """(N, 3) positions of all primitives → (N,) bool: which of them this rank has."""
+        return self.owner(means) == self.world.rank
+
     def owner(self, means: Tensor) -> Tensor:
         """(N, 3) positions → (N,) int64 the rank that owns what is there."""
         return torch.from_numpy(self.partition.owner(means.detach().cpu().numpy())).to(means.device)
 
     def shard(self, everything: Shard) -> Shard:
         """This rank's part of primitives that all ranks hold alike."""
-        return everything.select(self.owner(everything.rows["means"]) == self.world.rank)
+        return everything.select(self.keeps(everything.rows["means"]))
 
     def rebalance(self, shard: Shard) -> Shard:
         """Splits space anew and moves every primitive to its owner, if the shards have become too unequal.

@@ -124,8 +124,8 @@ class ShadowGraph:
         They have been published, or the policy reads them before that. :meth:`stall` says what is still missing.
 
         Returns:
-            (L,) int64 ascending. The reader copies their values before the unit's next call and, where the policy
-            delays, before anything is published.
+            (L,) int64 ascending. The reader copies their values before the unit's next call; those that the policy
+            reads ahead, before their publication.
         """
         with self._lock:
             released = self.policy.late(unit) - unit.handed
@@ -150,31 +150,40 @@ class ShadowGraph:
 
     # ------------------------------------------------------------------------------------- hook 2: active set
 
-    def backward(self, unit: TaskUnit, active: Tensor, magnitudes: Tensor | None = None) -> None:
-        """The unit's backward is done; the rest of its scope is free for others from now on.
+    def backward(
+        self, unit: TaskUnit, active: Tensor, magnitudes: Tensor | None = None, among: Tensor | None = None
+    ) -> None:
+        """The unit's backward is done and has reached some rows; those without a gradient are free for others now.
+
+        Rows that the next unit waits for can be settled first, and the others in later calls.
 
         Args:
             unit: it has read its whole scope.
-            active: (A,) int64 ascending, part of the scope: rows that have a gradient.
+            active: (A,) int64 ascending: which of these rows have a gradient.
             magnitudes: (A,) not negative, size of each row's gradient. Without them no row is read before publication.
+            among: (R,) int64 ascending, rows of the scope that this call settles; None: all that are left.
 
         Raises:
-            HazardError: when part of the scope was not handed out, or at a second call.
-            ValueError: when ``active`` is not ascending or not in the scope, or lengths differ.
+            HazardError: when part of the scope was not handed out, or rows were settled before.
+            ValueError: when ``active`` or ``among`` is not ascending or goes beyond what is to be settled, or lengths
+                differ.
         """
         chosen = self._rows(active)
+        reached = unit.scope - unit.settled if among is None else self._rows(among)
         with self._lock:
-            if unit.active is not None or not unit.complete:
-                when = "a second time" if unit.active is not None else "before it has read its scope"
+            again = reached & unit.settled or unit.is_settled
+            if again or not unit.complete:
+                when = "a second time" if again else "before it has read its scope"
                 raise HazardError(f"the backward of unit {unit.step} cannot be done {when}")
-            if chosen - unit.scope:
-                raise ValueError(f"row {int((chosen - unit.scope).rows()[0])} is active but not in the unit's scope")
+            for rows, of in ((reached, unit.scope), (chosen, reached)):
+                if rows - of:
+                    raise ValueError(f"row {int((rows - of).rows()[0])} is not in what unit {unit.step} has to settle")
             if magnitudes is not None:
                 if magnitudes.shape != active.shape:
                     raise ValueError(f"{len(active)} active rows, magnitudes of shape {tuple(magnitudes.shape)}")
-                unit.negligible = self._rows(active[self.policy.negligible(magnitudes)])
-            self._ring[unit.step].reserve(active)
-            unit.active = chosen
+                unit.negligible = unit.negligible | self._rows(active[self.policy.negligible(magnitudes)])
+            unit.settled = unit.settled | reached
+            unit.active = chosen if unit.active is None else unit.active | chosen
 
     # ------------------------------------------------------------------------------------ hook 3: publication
 
@@ -230,7 +239,7 @@ class ShadowGraph:
             self.versions.index_fill_(0, rows, unit.step)
             unit.published = unit.staged
             slot.committed()
-            if not unit.active - unit.published:
+            if not unit.pending:
                 unit.finished, unit.producer = True, None
                 slot.clear()
                 self._in_flight = self._in_flight[1:]

@@ -50,6 +50,7 @@ class LazyAdam(torch.optim.Optimizer):
         self.kind = kind
         self._missed: dict[int, MissedSteps] = {}
         self._announced = False
+        self._rates: dict[int, float] = {}
 
     @torch.no_grad()
     def catch_up(self, rows: Tensor | None = None) -> None:
@@ -71,13 +72,26 @@ class LazyAdam(torch.optim.Optimizer):
         """Fixes the learning rate of the coming step before its gradients are known.
 
         Rows that will have no part in the step can be caught up through it from now on; its own rows must have been
-        caught up before, and must not be again until :meth:`step` has taken it.
+        caught up before, and must not be again until :meth:`take` has taken it on them.
         """
         for index, group in enumerate(self.param_groups):
             for param in group["params"]:
                 self._initialize(param)
                 self._steps(index, param).append(group["lr"])
+            self._rates[index] = group["lr"]
         self._announced = True
+
+    @torch.no_grad()
+    def take(self, rows: Tensor, grad: Tensor) -> None:
+        """Takes the step that was announced last on some rows of the only parameter, as nerfstudio builds optimizers.
+
+        Args:
+            rows: (R,) int64, all different, and in no other call for this step.
+            grad: (R, ...) their gradient.
+        """
+        (param,) = self.param_groups[0]["params"]
+        missed = self._steps(0, param)
+        step_rows(self._rows(param), rows, _as_rows(grad), self._rates[0], missed.now, missed.constants)
 
     @torch.no_grad()
     def drift(self) -> Tensor | None:
@@ -100,20 +114,22 @@ class LazyAdam(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Takes one step on the rows of each parameter's gradient, sparse (COO, one index dimension) or dense.
 
-        If the step was announced, every parameter has a gradient, whose rows were caught up before.
+        A step that was announced is only counted: :meth:`take` takes it, before or after.
         """
         loss = closure() if closure is not None else None
         for index, group in enumerate(self.param_groups):
             for param in group["params"]:
+                if self._announced:
+                    self.state[param]["step"] += 1
+                    continue
                 if param.grad is None:
                     continue
                 self._initialize(param)
                 state, missed = self.state[param], self._steps(index, param)
                 rows, grad = _rows_of(param.grad)
-                if not self._announced:
-                    if self.kind == "dense":
-                        catch_up(self._rows(param), rows, missed)
-                    missed.append(group["lr"])
+                if self.kind == "dense":
+                    catch_up(self._rows(param), rows, missed)
+                missed.append(group["lr"])
                 state["step"] += 1
                 step_rows(self._rows(param), rows, grad, group["lr"], missed.now, missed.constants)
         self._announced = False

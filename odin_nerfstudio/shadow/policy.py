@@ -17,6 +17,8 @@ from odin_nerfstudio.shadow.unit import TaskUnit
 class Quality:
     """``quality``: early rows at once, late rows as each is published. The values read are those of ``barrier``."""
 
+    overlaps: ClassVar[bool] = True
+    """Whether anything is read while another unit is in flight."""
     delays: ClassVar[bool] = False
     """Whether rows may be read before their publication at all."""
 
@@ -49,6 +51,8 @@ class Quality:
 @dataclass(frozen=True)
 class Barrier(Quality):
     """``barrier``: nothing is read while another unit is in flight."""
+
+    overlaps: ClassVar[bool] = False
 
     def early(self, unit: TaskUnit) -> Bitmap:
         return unit.scope if unit.producer is None else unit.nothing

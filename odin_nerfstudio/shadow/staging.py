@@ -14,35 +14,30 @@ SLOTS = 2
 
 
 class Slot:
-    """Gradient rows of one unit in flight. Buffers are kept from unit to unit and grow to the largest active set."""
+    """Gradient rows of one unit in flight. Buffers are kept from unit to unit and grow to the largest that is staged."""
 
     def __init__(self) -> None:
         self.step: int | None = None
         """The unit that uses the slot, None if it is free."""
         self._rows = torch.empty(0, dtype=torch.int64)
         self._gradients: dict[str, Tensor] = {}
-        self._staged = self._committed = 0
+        self._staged = 0
 
     @property
     def nbytes(self) -> int:
         """Memory of the buffers, bytes."""
         return sum(buffer.nbytes for buffer in (self._rows, *self._gradients.values()))
 
-    def reserve(self, rows: Tensor) -> None:
-        """Makes room for ``rows`` ((A,) int64, on the device of the gradients): all that the unit will stage."""
-        if len(self._rows) < len(rows) or self._rows.device != rows.device:
-            # Some more than asked for, so that a slowly growing scene does not move the buffers at every unit.
-            self._rows = rows.new_empty(len(rows) + len(rows) // 8)
-            self._gradients = {}
-
     def stage(self, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
         """Copies gradients in.
 
         Args:
-            rows: (R,) int64, together with earlier calls of this unit no more than was reserved.
+            rows: (R,) int64, on the device of the gradients.
             gradients: (R, ...) for each parameter; the names, row shapes and dtypes of a run do not change.
         """
         end = self._staged + len(rows)
+        if end > len(self._rows) or self._rows.device != rows.device:
+            self._grow(end, rows.device)
         self._rows[self._staged : end] = rows
         for name, gradient in gradients.items():
             if name not in self._gradients:
@@ -50,19 +45,28 @@ class Slot:
             self._gradients[name][self._staged : end] = gradient
         self._staged = end
 
+    def _grow(self, needed: int, device: torch.device) -> None:
+        """Moves what is staged to larger buffers."""
+        rows, gradients = self.uncommitted()
+        # Some more than asked for, so that a slowly growing scene does not move the buffers at every unit.
+        self._rows = rows.new_empty(needed + needed // 8, device=device)
+        self._rows[: len(rows)] = rows
+        for name, gradient in gradients.items():
+            self._gradients[name] = gradient.new_empty(len(self._rows), *gradient.shape[1:])
+            self._gradients[name][: len(gradient)] = gradient
+
     def uncommitted(self) -> tuple[Tensor, dict[str, Tensor]]:
         """What was staged since the last :meth:`committed`: views of the buffers, in the order of staging."""
-        part = slice(self._committed, self._staged)
-        return self._rows[part], {name: buffer[part] for name, buffer in self._gradients.items()}
+        return self._rows[: self._staged], {name: buffer[: self._staged] for name, buffer in self._gradients.items()}
 
     def committed(self) -> None:
-        """Marks all that is staged as committed."""
-        self._committed = self._staged
+        """Makes room again: all that is staged was committed."""
+        self._staged = 0
 
     def clear(self) -> None:
         """Frees the slot for another unit; the buffers stay."""
         self.step = None
-        self._staged = self._committed = 0
+        self._staged = 0
 
 
 class StagingRing:

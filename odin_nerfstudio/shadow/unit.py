@@ -35,6 +35,8 @@ class TaskUnit:
     """The unit in flight when this one was admitted, None if there was none; dropped when this one is finished."""
     handed: Bitmap = field(init=False)
     """Rows handed out to the reader so far."""
+    settled: Bitmap = field(init=False)
+    """Rows of which it is known whether they have a gradient (hook 2)."""
     staged: Bitmap = field(init=False)
     """Rows whose gradient is staged."""
     published: Bitmap = field(init=False)
@@ -44,13 +46,13 @@ class TaskUnit:
     negligible: Bitmap = field(init=False)
     """Active rows whose gradient is small enough that others may read them before their publication."""
     active: Bitmap | None = None
-    """Rows with a gradient (hook 2); None until the backward is done."""
+    """Settled rows with a gradient (hook 2); None until something is settled."""
     finished: bool = False
     """Whether everything is published (hook 3)."""
     counts: UnitCounts = field(default_factory=UnitCounts)
 
     def __post_init__(self) -> None:
-        self.handed = self.staged = self.published = self.stale = self.negligible = self.nothing
+        self.handed = self.settled = self.staged = self.published = self.stale = self.negligible = self.nothing
 
     @property
     def nothing(self) -> Bitmap:
@@ -63,9 +65,14 @@ class TaskUnit:
         return self.counts.early + self.counts.late == self.counts.scope
 
     @property
+    def is_settled(self) -> bool:
+        """Whether its backward is done and has reached its whole scope."""
+        return self.active is not None and not self.scope - self.settled
+
+    @property
     def writes(self) -> Bitmap:
-        """Rows that this unit publishes: its scope until its backward is done, then its active set."""
-        return self.scope if self.active is None else self.active
+        """Rows that this unit publishes, as far as is known: what is not settled of its scope, and its active set."""
+        return self.scope if self.active is None else (self.scope - self.settled) | self.active
 
     @property
     def pending(self) -> Bitmap:

@@ -94,7 +94,8 @@ class OdinSplatfactoModel(SplatfactoModel):
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64), persistent=False)
         self.set_ids()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.statistics: list[SplatStatistics] = []
+        self.display: Rows | None = None
+        """A copy of the whole scene, or of most of it, for looks at it while this rank has a part only."""
 
     def set_seed(self, seed: int) -> None:
         """Sets the seed of what every step draws: backgrounds, and where new primitives go."""
@@ -112,16 +113,22 @@ class OdinSplatfactoModel(SplatfactoModel):
     # ------------------------------------------------------------------------------------------------- rendering
 
     def get_outputs(self, camera: Cameras) -> Outputs:
-        """Renders one camera from the rows of this rank, outside training units."""
+        """Renders one camera outside training units, from ``display`` where there is one, or from the rows."""
         pinhole = self.pinhole(camera, self.step)
-        scope = self.scope([pinhole], self.step)
-        catch_up(self.optimizers, scope)
+        rows = self.display
+        if rows is None:
+            scope = self.scope([pinhole], self.step)
+            catch_up(self.optimizers, scope)
+            rows = self.rows(scope)
         if self.crop_box is not None and not self.training:
-            scope = scope[self.crop_box.within(self.means[scope]).reshape(-1)]
-        rows = Rows(
-            self.ids[scope], **{name: param.index_select(0, scope) for name, param in self.gauss_params.items()}
-        )
+            inside = self.crop_box.within(rows.means).reshape(-1)
+            rows = Rows(*(field[inside] for field in rows))
         return self.render(camera, pinhole, self.rasterizer.project(rows, pinhole, self.raster_settings(self.step)))
+
+    def rows(self, index: Tensor) -> Rows:
+        """Rows of this rank by number ((R,) int64), copied within the graph."""
+        params = {name: param.index_select(0, index) for name, param in self.gauss_params.items()}
+        return Rows(self.ids[index], **params)
 
     def render(self, camera: Cameras, pinhole: PinholeCamera, splats: Splats) -> Outputs:
         """Rasterizes splats and composes the image over the background.
@@ -154,17 +161,31 @@ class OdinSplatfactoModel(SplatfactoModel):
         return select_rasterizer(self.device)
 
     @torch.no_grad()
-    def scope(self, cameras: Sequence[PinholeCamera], step: int) -> Tensor:
-        """(R,) int64 ascending: rows that any of the cameras may touch, or every row where a loss reads every row."""
-        if self.training and self.loss_reads_every_row(step):
+    def scope(self, cameras: Sequence[PinholeCamera], step: int, among: Tensor | None = None) -> Tensor:
+        """Rows that any of the cameras may touch.
+
+        Args:
+            cameras: of the views.
+            step: of the run.
+            among: (S,) int64 ascending, rows to choose from that are read as they are now; None: all rows, wherever
+                steps that are still to come may move them, and every row where a loss reads every row.
+
+        Returns:
+            (R,) int64 ascending.
+        """
+        if among is None and self.training and self.loss_reads_every_row(step):
             return torch.arange(self.num_points, device=self.device)
         settings = self.raster_settings(step)
-        drift = {f"{name}_drift": self._drift(name) for name in ("means", "scales")}
-        inside = torch.zeros(self.num_points, dtype=torch.bool, device=self.device)
+        means, scales, drift = self.means, self.scales, {}
+        if among is None:
+            drift = {f"{name}_drift": self._drift(name) for name in ("means", "scales")}
+        else:
+            means, scales = means[among], scales[among]
+        inside = torch.zeros(len(means), dtype=torch.bool, device=self.device)
         for camera in cameras:
             inside |= in_scope(
-                self.means,
-                self.scales,
+                means,
+                scales,
                 camera.viewmat,
                 camera.K,
                 camera.width,
@@ -174,7 +195,8 @@ class OdinSplatfactoModel(SplatfactoModel):
                 eps2d=settings.eps2d,
                 **drift,
             )
-        return inside.nonzero()[:, 0]
+        rows = inside.nonzero()[:, 0]
+        return rows if among is None else among[rows]
 
     def _drift(self, name: str) -> Tensor | None:
         optimizer = self.optimizers.get(name)
@@ -241,12 +263,18 @@ class OdinSplatfactoModel(SplatfactoModel):
             ids, next_id = torch.arange(self.num_points), self.num_points
         self.ids, self.next_id = ids.to(self.means.device), next_id
 
+    def watch(self, views: list[SplatStatistics]) -> None:
+        """Hears what the backward of some views says about rows of this rank."""
+        self.strategy.watch(self._shard(), views)
+
     def step_post_backward(self, step: int) -> None:
-        """After every step: statistics of its splats, and at fences the strategy's changes."""
-        shard = Shard(self.gauss_params, self.optimizers, self.strategy_state, self.ids, self.next_id, self.gather)
-        self.strategy.step_post_backward(shard, step, self.statistics)
+        """After every step: at fences, the strategy's changes."""
+        shard = self._shard()
+        self.strategy.step_post_backward(shard, step)
         self.ids, self.next_id = shard.ids, shard.next_id
-        self.statistics = []
+
+    def _shard(self) -> Shard:
+        return Shard(self.gauss_params, self.optimizers, self.strategy_state, self.ids, self.next_id, self.gather)
 
     def _strategy(self) -> GrowAndPrune | MonteCarlo:
         config = self.config

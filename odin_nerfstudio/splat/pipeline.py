@@ -14,10 +14,12 @@ from torch.cuda.amp.grad_scaler import GradScaler
 
 from odin_nerfstudio.comm.exchange import Link
 from odin_nerfstudio.comm.placement import Placement
+from odin_nerfstudio.comm.replicas import Replicas
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
 from odin_nerfstudio.splat.datamanager import Batch, OdinDataManager, OdinDataManagerConfig
+from odin_nerfstudio.splat.display import gather_display
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig, Outputs
 from odin_nerfstudio.splat.raster import Splats
 from odin_nerfstudio.splat.rows import collect, install
@@ -33,6 +35,9 @@ class OdinPipelineConfig(VanillaPipelineConfig):
     """Which views, in which groups."""
     model: OdinSplatfactoModelConfig = field(default_factory=OdinSplatfactoModelConfig)
     """How they are rendered and what is learned."""
+    placement: Literal["sharded", "replicated"] = "sharded"
+    """With several ranks: whether each has the primitives of a part of space, or all of them, which takes as much
+    memory as one rank alone needs."""
     policy: Literal["barrier", "quality", "throughput"] = "quality"
     """When a step may read what the step before it has not published yet: never; if it cannot change any more; or also
     if little of it changes, by little, and not too often."""
@@ -41,6 +46,8 @@ class OdinPipelineConfig(VanillaPipelineConfig):
     before publication."""
     max_delay: int = 4
     """Policy throughput: for how many steps in a row a primitive may be read before publication."""
+    viewer_max_primitives: int = 1_000_000
+    """With several ranks, the viewer shows a copy of at most so many primitives, those that cover most."""
     link: Annotated[Link, tyro.conf.Suppress] = field(default_factory=Link)
     """A slower network between ranks to imitate; set by ``odin-bench``."""
     seed: Annotated[int, tyro.conf.Suppress] = 0
@@ -82,17 +89,20 @@ class OdinPipeline(VanillaPipeline):
             # One rank as far as nerfstudio knows: no DDP, whose hooks are lost when parameters are replaced.
             super().__init__(config, device, test_mode, 1, local_rank, grad_scaler)
             self.model.set_seed(config.seed)
-            self.model.gather = self.world.all_gather_rows
+            replicated = config.placement == "replicated"
+            if not replicated:
+                self.model.gather = self.world.all_gather_rows
             self.datamanager.seed = config.seed
             self.datamanager.world_size, self.datamanager.rank = self.world.size, self.world.rank
             if test_mode == "val":  # what nerfstudio calls a pipeline that is going to be trained
                 self.datamanager.prepare_training()
                 self.world.check_same(self.datamanager.plan.schedule.fingerprint(), "the order of views")
-            everything = collect(self.model)
-            self.placement = Placement(self.world, everything.rows["means"])
-            install(self.model, self.placement.shard(everything))
+            self.place(self.model.means)
+            install(self.model, self.placement.shard(collect(self.model)))
             self.model.strategy.verbose = self.world.rank == 0
-            self.runner = UnitRunner(self.model, self.datamanager, self.world, config.shadow_policy, config.link)
+            self.runner = UnitRunner(
+                self.model, self.datamanager, self.world, config.shadow_policy, replicated, config.link
+            )
 
     def place(self, means: torch.Tensor) -> torch.Tensor:
         """Splits space anew by the positions ((N, 3)) of a whole scene.
@@ -100,8 +110,9 @@ class OdinPipeline(VanillaPipeline):
         Returns:
             (N,) bool: which of its primitives belong to this rank.
         """
-        self.placement = Placement(self.world, means)
-        return self.placement.owner(means) == self.world.rank
+        sharded = self.config.placement == "sharded"
+        self.placement: Placement | Replicas = Placement(self.world, means) if sharded else Replicas(self.world)
+        return self.placement.keeps(means)
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Renders this rank's views of the group of ``step``.
@@ -130,6 +141,11 @@ class OdinPipeline(VanillaPipeline):
         size = self.datamanager.group_size
         mean_metrics = {name: torch.stack(each).mean() for name, each in metrics.items()}
         return outputs, {name: torch.stack(each).sum() / size for name, each in losses.items()}, mean_metrics
+
+    def show(self) -> None:
+        """Gives the viewer of rank 0 the scene as it is now. All ranks, with no unit in flight."""
+        if self.world.size > 1:
+            self.model.display = gather_display(self.model, self.placement, self.config.viewer_max_primitives)
 
     def rebalance(self) -> None:
         """Moves primitives between ranks if the shards have become too unequal. All ranks, with no unit in flight."""

@@ -1,81 +1,45 @@
-"""Runs task units: read, send, render, push, publish, over the shards of all ranks (design §3.1).
+"""Runs task units: read, send, render, push, publish (design §3.1).
 
-A rank plays two parts. As an *owner* it reads rows of its shard, projects them for every view of a group and sends the
-splats to the ranks that render; later it takes their gradients back and steps its rows. As a *renderer* it merges the
-splats of all owners into the leaves of its own graph. What is sent for the next unit before the current one is
-published are the rows that the current one cannot change; the order of arrival never shows in the result.
+While unit t is rendered and its backward runs, the rows of unit t + 1 that t cannot change are read and travel. Of t's
+gradients those that t + 1 waits for travel first; the others follow while t + 1 is rendered, and are published before
+its backward. What goes when never shows in the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from odin_nerfstudio.comm.exchange import Exchange, Job, Link, Transfer
-from odin_nerfstudio.comm.splat_block import SplatBlock, SplatGradBlock
+from odin_nerfstudio.comm.exchange import Exchange, Link, Signal, Transfer
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.shadow.graph import ShadowGraph
+from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.policy import Quality
 from odin_nerfstudio.shadow.timeline import Timeline
-from odin_nerfstudio.shadow.unit import TaskUnit as ShadowUnit
 from odin_nerfstudio.splat.datamanager import OdinDataManager
-from odin_nerfstudio.splat.densify import SplatStatistics, catch_up
+from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.model import OdinSplatfactoModel
-from odin_nerfstudio.splat.raster import PinholeCamera, Rows, Splats
+from odin_nerfstudio.splat.raster import PinholeCamera, Splats
+from odin_nerfstudio.splat.sparse_exchange import SparseExchange
+from odin_nerfstudio.splat.splat_exchange import SplatExchange
+from odin_nerfstudio.splat.unit import RowGradients, Unit, UnitExchange
 
-DIFFERENTIATED = ("means2d", "depths", "conics", "opacities", "colors")
-"""Fields of a splat that have a gradient."""
-
-
-@dataclass
-class Part:
-    """Rows of a unit that an owner read together, and what it made of them."""
-
-    rows: Tensor
-    """(R,) int64 rows of the shard, ascending."""
-    values: Rows
-    """Copies of the rows, leaves of the projection's graph: a publication cannot change them."""
-    splats: list[Splats]
-    """For each view of the group."""
-    job: Job
-    """The exchange in which these splats left, and those of all owners for this rank's views arrive."""
-
-
-@dataclass
-class Unit:
-    """One group on one rank."""
-
-    step: int
-    """The optimizer step."""
-    ranks: list[int]
-    """The rank that renders each view of the group."""
-    cameras: list[PinholeCamera]
-    """The camera of each view."""
-    locks: ShadowUnit
-    """What the Shadow Graph knows of it: its scope, and what it has read and published."""
-    parts: list[Part] = field(default_factory=list)
-    """Early rows, then late ones."""
-    leaves: list[Splats] = field(default_factory=list)
-    """Splats of the views that this rank renders."""
-    order: Tensor | None = None
-    """(M,) where each splat of the leaves, one after the other, lay among those that arrived."""
-
-    def views_of(self, rank: int) -> list[int]:
-        """Numbers within the group of the views that a rank renders."""
-        return [view for view, renderer in enumerate(self.ranks) if renderer == rank]
+FEW = 0.5
+"""Share of a scope up to which wanted gradients travel apart from the rest; above it nothing would be left to hide."""
 
 
 class UnitRunner:
-    """Owner and renderer of one rank.
+    """The units of one rank, at most two in flight.
 
     Args:
-        model: the shard, its optimizers and the renderer.
+        model: the rows of this rank, their optimizers and the renderer.
         datamanager: the schedule and the cameras.
         world: the ranks.
         policy: what may be read while another unit is in flight.
+        replicated: whether every rank has all rows, rather than a shard.
         link: a slower network to imitate.
     """
 
@@ -85,25 +49,33 @@ class UnitRunner:
         datamanager: OdinDataManager,
         world: World,
         policy: Quality,
+        replicated: bool = False,
         link: Link | None = None,
     ) -> None:
         self._model = model
         self._datamanager = datamanager
         self._world = world
-        self._exchange = Exchange(world, link, self._record)
+        exchange = Exchange(world, link, self._record)
         self.timeline = Timeline(world.rank)
         """Where the time of this rank goes."""
+        self._exchange: UnitExchange = (SparseExchange if replicated else SplatExchange)(model, exchange, self.timeline)
         self.graph = ShadowGraph(model.num_points, self._commit, policy, model.device)
+        self.request = Signal.NONE
+        """What this rank wants all of them to know; see ``signal``."""
+        self.signal = Signal.NONE
+        """What any rank has requested, on all ranks from the same unit on."""
         self._next: Unit | None = None
         self._current: Unit | None = None
+        self._pushed: Unit | None = None
+        self._read_ahead = torch.empty(0, dtype=torch.int64, device=model.device)
 
     @property
     def is_drained(self) -> bool:
         """Whether no unit is in flight, so that rows may change or move."""
-        return self._next is None and self._current is None
+        return self._next is None and self._current is None and self._pushed is None
 
     def begin(self, step: int) -> None:
-        """Hook 1, before reading: finds the scope of a unit and, if another one is in flight, sends what is early."""
+        """Hook 1, before reading: finds the scope of a unit and, if another one is in flight, reads what is early."""
         if self._next is not None:
             return
         if self.graph.num_rows != self._model.num_points:
@@ -111,39 +83,40 @@ class UnitRunner:
         group = self._datamanager.plan.schedule.group(step)
         views = [self._datamanager.train_camera(int(view)) for view in group.views]
         cameras = [self._model.pinhole(camera, step) for camera in views]
-        locks = self.graph.admit(step, self._model.scope(cameras, step))
-        self._next = Unit(step, group.ranks.tolist(), cameras, locks)
-        if locks.producer is not None:
-            early = self.graph.early(locks)
+        scope = self._model.scope(cameras, step)
+        unit = self._exchange.unit_type(step, group.ranks.tolist(), cameras, self.graph.admit(step, scope))
+        self._next = unit
+        # A rank without others has nothing to send ahead, and projects a unit's rows together.
+        if self._current is not None and self._world.size > 1 and self.graph.policy.overlaps:
+            self._want(self._current, unit)
+            early = self.graph.early(unit.locks)
             catch_up(self._model.optimizers, early)
-            self._send(self._next, early, "early splats")
+            self._exchange.read(unit, early, "early splats")
 
     def receive(self, step: int) -> list[Splats]:
-        """Sends what was late and waits for the splats of this rank's views.
+        """Reads what was late and waits for the splats of this rank's views.
 
         Returns:
             For each view of this rank, in the order of the group, leaves in ascending order of id.
         """
         self.begin(step)
+        self._settle_first()
         unit, self._next = self._next, None
         assert unit is not None
         self._current = unit
         with self.timeline.span("compute", step, "late splats"):
-            rest = torch.cat([self.graph.early(unit.locks), self.graph.late(unit.locks)]).sort().values
+            rest = torch.cat([self.graph.early(unit.locks), self.graph.late(unit.locks)])
             catch_up(self._model.optimizers, rest)
-            self._send(unit, rest, "late splats")
-        with self.timeline.span("wait", step, "splats"):
-            arrived = torch.cat([block for part in unit.parts for block in self._exchange.wait(part.job)])
-        with self.timeline.span("compute", step, "merge"):
-            views, unit.order = _by_view(arrived, len(unit.ranks))
-            for view in unit.views_of(self._world.rank):
-                for name in DIFFERENTIATED:
-                    getattr(views[view], name).requires_grad_()
-                unit.leaves.append(views[view])
+            # Those read ahead of their publication are read as they are: its step is not one that they have missed.
+            rest = torch.cat([rest, self._read_ahead]).sort().values
+            self._read_ahead = rest[:0]
+            self._exchange.read(unit, rest, "late splats")
+        if self._pushed is not None:
+            self._exchange.push(self._pushed, first=False)
+        unit.leaves = self._exchange.leaves(unit)
         self.timeline.count(step, **vars(unit.locks.counts))
         return unit.leaves
 
-    @torch.no_grad()
     def look(self, cameras: Sequence[PinholeCamera], ranks: Sequence[int]) -> list[Splats]:
         """Splats of views outside training units, such as those of an evaluation. All ranks call it together.
 
@@ -154,159 +127,97 @@ class UnitRunner:
         Returns:
             For each view of this rank, in order.
         """
-        step, model = self._model.step, self._model
-        rows = model.scope(cameras, step)
-        catch_up(model.optimizers, rows)
-        splats = self._project(rows, cameras, step)[1]
-        blocks = [_pack(splats, [v for v, r in enumerate(ranks) if r == rank]) for rank in range(self._world.size)]
-        arrived = torch.cat(self._exchange.wait(self._exchange.all_to_all(blocks, "evaluation", step)))
-        views, _ = _by_view(arrived, len(ranks))
-        return [views[view] for view, rank in enumerate(ranks) if rank == self._world.rank]
+        return self._exchange.look(cameras, ranks)
 
-    def publish(self) -> list[SplatStatistics]:
-        """Hooks 2 and 3: pushes the gradients of this rank's splats to their owners, takes those of its own rows, and
-        steps them.
-
-        Returns:
-            For each view of the group, what its backward says about rows of this shard.
-        """
+    def publish(self) -> None:
+        """Hook 2, after the backward: pushes the gradients of this rank's splats. Publishes them too, if no other unit
+        has begun."""
         unit, self._current = self._current, None
         assert unit is not None
-        returned = self._push(unit)
+        for name, param in self._model.gauss_params.items():
+            if param.grad is not None:
+                unit.dense[name], param.grad = param.grad, None
+            self._model.optimizers[name].step()
+        self._push = self._exchange.push(unit, first=True, signal=self.request)
+        self._pushed = unit
+        if unit.wanted is None:
+            self._settle_first()
+
+    def settle(self) -> None:
+        """Hook 3: publishes what was pushed, all of it."""
+        self._settle_first()
+        unit, self._pushed = self._pushed, None
+        if unit is not None:
+            found = self._exchange.gradients(unit, first=False)
+            if not unit.locks.finished:  # what was wanted was all there is
+                self._publish(unit, found)
+
+    def _want(self, unit: Unit, follower: Unit) -> None:
+        """Finds out for which rows of a unit the one after it waits, and lets the other ranks know."""
+        wanted = unit.locks.scope & follower.locks.scope
+        if wanted.count() > FEW * unit.locks.counts.scope:
+            wanted = unit.locks.scope
+        unit.wanted = torch.zeros(self.graph.num_rows, dtype=torch.bool, device=self._model.device)
+        unit.wanted[wanted.rows()] = True
+        self._exchange.want(unit)
+
+    def _settle_first(self) -> None:
+        """Publishes the gradients that were pushed first, once."""
+        unit = self._pushed
+        if unit is None or unit.locks.active is not None:
+            return
+        found = self._exchange.gradients(unit, first=True)
+        self.signal |= self._push.signal
+        self._publish(unit, found, unit.wanted)
+        if unit.wanted is None:
+            self._pushed = None
+
+    def _publish(self, unit: Unit, found: RowGradients, among: Tensor | None = None) -> None:
+        """Publishes the active rows; the rest of the scope has a zero gradient and catches up when it is read again.
+
+        Args:
+            unit: whose gradients were found.
+            found: those of some of its rows; the others' are zero.
+            among: (N,) bool, the rows in question; None: all that are left.
+        """
         with self.timeline.span("compute", unit.step, "publish"):
-            return self._publish(unit, returned)
+            settled = None if among is None else among.nonzero()[:, 0]
+            if unit.dense:
+                found = _with_dense(found, unit, settled)
+            active = found.select(torch.stack([(v.flatten(1) != 0).any(1) for v in found.values.values()]).any(0))
+            delays = self.graph.policy.delays
+            magnitudes = active.values["means"].norm(dim=1) if delays else None
+            if not unit.locks.is_settled:
+                self.graph.backward(unit.locks, active.rows, magnitudes, settled)
+            if unit.postponed is not None:
+                active = active.join(unit.postponed)
+            elif delays and among is not None and self._next is not None:
+                self._read_ahead = self.graph.late(self._next.locks)
+                postponed = torch.isin(active.rows, self._read_ahead)
+                unit.postponed, active = active.select(postponed), active.select(~postponed)
+            self.graph.stage(unit.locks, active.values, active.rows)
+            self.graph.publish(unit.locks)
+            if self._model.strategy.watches(unit.step):
+                self._model.watch(found.statistics)
 
-    def _publish(self, unit: Unit, returned: list[Iterator[Tensor]]) -> list[SplatStatistics]:
-        statistics = []
-        for view, (rank, camera) in enumerate(zip(unit.ranks, unit.cameras, strict=True)):
-            seen = []
-            for part in unit.parts:
-                splats, gradients = part.splats[view], SplatGradBlock.unpack(next(returned[rank]))
-                if len(splats.ids):
-                    torch.autograd.backward(
-                        [getattr(splats, name) for name in DIFFERENTIATED],
-                        [getattr(gradients, name) for name in DIFFERENTIATED],
-                        retain_graph=camera.viewmat.requires_grad,
-                    )
-                grad2d = gradients.absgrad if self._model.strategy.absgrad else gradients.means2d
-                seen.append((part.rows[splats.index], grad2d, splats.radii))
-            index, grad2d, radii = (torch.cat(each) for each in zip(*seen, strict=True))
-            statistics.append(SplatStatistics(index, grad2d, radii, camera.width, camera.height, views=len(unit.ranks)))
-        self._step(unit)
-        return statistics
-
-    def _send(self, unit: Unit, rows: Tensor, name: str) -> None:
-        """Reads rows as they are and sends their splats of every view to the rank that renders it."""
-        values, splats = self._project(rows, unit.cameras, unit.step)
-        blocks = [_pack(splats, unit.views_of(rank)) for rank in range(self._world.size)]
-        unit.parts.append(Part(rows, values, splats, self._exchange.all_to_all(blocks, name, unit.step)))
-
-    def _project(self, rows: Tensor, cameras: Sequence[PinholeCamera], step: int) -> tuple[Rows, list[Splats]]:
-        model = self._model
-        params = model.gauss_params.items()
-        values = Rows(model.ids[rows], **{k: p.detach().index_select(0, rows).requires_grad_() for k, p in params})
-        settings = model.raster_settings(step)
-        return values, [model.rasterizer.project(values, camera, settings) for camera in cameras]
+    def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
+        for name in self._model.gauss_params:
+            cast(LazyAdam, self._model.optimizers[name]).take(rows, gradients[name])
 
     def _record(self, transfer: Transfer) -> None:
         begin, end = int(transfer.start * 1e9), int(transfer.end * 1e9)
         self.timeline.add("communication", transfer.unit, begin, end, transfer.name)
         self.timeline.count(transfer.unit, bytes=transfer.sent)
 
-    def _push(self, unit: Unit) -> list[Iterator[Tensor]]:
-        """Returns the gradients of the leaves to their owners.
 
-        Returns:
-            From each rank, the gradients of its views, and of each view those of early and late splats.
-        """
-        assert unit.order is not None
-        gradients = torch.cat([torch.empty(0, 12, device=unit.order.device), *map(_pack_gradients, unit.leaves)])
-        arrival = torch.empty_like(gradients)
-        arrival[unit.order] = gradients
-        arrived = [block for part in unit.parts for block in self._exchange.wait(part.job)]
-        blocks = arrival.split([len(block) for block in arrived])
-        size = self._world.size
-        job = self._exchange.all_to_all(
-            [torch.cat(blocks[rank::size]) for rank in range(size)], "splat gradients", unit.step
-        )
-        with self.timeline.span("wait", unit.step, "splat gradients"):
-            returned = self._exchange.wait(job)
-        readers = []
-        for rank, block in enumerate(returned):
-            views = unit.views_of(rank)
-            pieces = block.split([len(part.splats[view].ids) for part in unit.parts for view in views])
-            readers.append(
-                iter([pieces[p * len(views) + v] for v in range(len(views)) for p in range(len(unit.parts))])
-            )
-        return readers
-
-    def _step(self, unit: Unit) -> None:
-        """Publishes the active rows; the rest of the scope has a zero gradient and catches up when it is read again."""
-        rows = torch.cat([part.rows for part in unit.parts])
-        order = torch.argsort(rows)
-        rows = rows[order]
-        gradients, active = {}, torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        for name, param in self._model.gauss_params.items():
-            values = [getattr(part.values, name) for part in unit.parts]
-            gradient = torch.cat([torch.zeros_like(v) if v.grad is None else v.grad for v in values])[order]
-            if param.grad is not None:  # a regulariser's, over every row
-                gradient, param.grad = gradient + param.grad[rows], None
-            gradients[name] = gradient
-            active |= (gradient.flatten(1) != 0).any(dim=1)
-        delays = self.graph.policy.delays
-        magnitudes = gradients["means"][active].norm(dim=1) if delays else None
-        self.graph.backward(unit.locks, rows[active], magnitudes)
-        if delays and self._next is not None:
-            self._read_ahead(self._next)
-        self.graph.stage(unit.locks, {name: gradient[active] for name, gradient in gradients.items()})
-        self.graph.publish(unit.locks)
-
-    def _read_ahead(self, unit: Unit) -> None:
-        """Sends what the backward has freed, and rows that the policy reads before they are published.
-
-        The latter are read as they are: the step that they are about to take must not be taken for a missed one.
-        """
-        freed = self.graph.early(unit.locks)
-        catch_up(self._model.optimizers, freed)
-        self._send(unit, torch.cat([freed, self.graph.late(unit.locks)]).sort().values, "delayed splats")
-
-    def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
-        for name, param in self._model.gauss_params.items():
-            param.grad = torch.sparse_coo_tensor(
-                rows[None], gradients[name], param.shape, is_coalesced=True, check_invariants=False
-            )
-            self._model.optimizers[name].step()
-            param.grad = None
-
-
-def _by_view(arrived: Tensor, views: int) -> tuple[list[Splats], Tensor]:
-    """What arrived ((M, 14), in any order) as the splats of each view in ascending order of id, and the order taken."""
-    block, slots = SplatBlock.unpack(arrived[:, :-1]), arrived[:, -1].long()
-    by_id = torch.argsort(block.ids, stable=True)
-    order = by_id[torch.argsort(slots[by_id], stable=True)]
-    counts = torch.bincount(slots, minlength=views).tolist()
-    splats = []
-    for chosen in order.split(counts):
-        fields = {name: getattr(block, name)[chosen] for name in DIFFERENTIATED}
-        splats.append(Splats(ids=block.ids[chosen], index=chosen, radii=block.radii[chosen], **fields))
-    return splats, order
-
-
-@torch.no_grad()
-def _pack(splats: Sequence[Splats], views: Sequence[int]) -> Tensor:
-    """(M, 14): splats of some views of a group, one view after the other; the last column is the view's number."""
-    packed = [torch.empty(0, 14, device=splats[0].means2d.device)]
-    for view in views:
-        block = SplatBlock(**{name: getattr(splats[view], name) for name in SplatBlock._fields}).pack()
-        packed.append(torch.nn.functional.pad(block, (0, 1), value=view))
-    return torch.cat(packed)
-
-
-def _pack_gradients(leaves: Splats) -> Tensor:
-    """(M, 12) gradients of one view's leaves, zero where the image does not depend on them."""
-    grads = {
-        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        for name, leaf in ((name, getattr(leaves, name)) for name in DIFFERENTIATED)
-    }
-    absgrad = torch.zeros_like(leaves.means2d) if leaves.absgrad is None else leaves.absgrad
-    return SplatGradBlock(**grads, absgrad=absgrad).pack()
+def _with_dense(found: RowGradients, unit: Unit, rows: Tensor | None) -> RowGradients:
+    """The gradients of ``rows`` (None: of all that are left of the scope) with those of regularisers added."""
+    if rows is None:
+        rows = (unit.locks.scope - unit.locks.settled).rows()
+    place = torch.searchsorted(rows, found.rows)
+    values = {}
+    for name, value in found.values.items():
+        dense = unit.dense.get(name)
+        values[name] = value.new_zeros(len(rows), *value.shape[1:]) if dense is None else dense[rows]
+        values[name].index_add_(0, place, value)
+    return RowGradients(rows, values, found.statistics)

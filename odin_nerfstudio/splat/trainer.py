@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,15 @@ from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint, write_checkpoint
+from odin_nerfstudio.comm.exchange import Signal
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
 from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
 from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
+
+SECONDS_BETWEEN_SHOWS = 1.0
+"""How old the viewer's copy of a scene on several ranks may be while somebody looks at it."""
 
 
 @dataclass
@@ -105,6 +110,7 @@ class OdinTrainer(Trainer):
     pipeline: OdinPipeline
     training_state: Literal["training", "paused", "completed"]
     _interrupted = False
+    _shown = 0.0
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
         """Sets up the run. Nothing is written before the checkpoint to resume from and the capture were read."""
@@ -135,39 +141,65 @@ class OdinTrainer(Trainer):
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """One task unit: read → render → loss → backward → push → publish, and the start of the next unit's reading."""
         pipeline, model = self.pipeline, self.pipeline.model
-        if pipeline.world.any(self._interrupted):
-            raise KeyboardInterrupt
-        optimizers, timeline = self.optimizers, pipeline.runner.timeline
+        optimizers, runner, timeline = self.optimizers, pipeline.runner, pipeline.runner.timeline
+        runner.request = self._request()
         optimizers.zero_grad_all()
-        if pipeline.runner.is_drained:
+        if runner.is_drained:
             pipeline.rebalance()
         _, losses, metrics = pipeline.get_train_loss_dict(step)
         loss = torch.stack(list(losses.values())).sum()
+        runner.settle()
+        if Signal.STOP in runner.signal:
+            raise KeyboardInterrupt
         for name in model.gauss_params:
             optimizers.optimizers[name].announce()
         if not self._is_fence(step):
             with timeline.span("compute", step + 1, "early splats"):
-                pipeline.runner.begin(step + 1)
+                runner.begin(step + 1)
         with timeline.span("compute", step, "backward"):
             loss.backward()
-        model.statistics = pipeline.runner.publish()
+        runner.publish()
         for name, optimizer in optimizers.optimizers.items():
             if name not in model.gauss_params:
                 pipeline.world.sum_gradients(p for group in optimizer.param_groups for p in group["params"])
                 optimizer.step()
         optimizers.scheduler_step_all(step)
+        if runner.is_drained and (Signal.SHOW in runner.signal or self._is_last(step)):
+            pipeline.show()
+            runner.signal, self._shown = runner.signal & ~Signal.SHOW, time.monotonic()
         return loss, losses, metrics
+
+    def _request(self) -> Signal:
+        """What this rank wants all of them to know."""
+        wants = Signal.STOP if self._interrupted else Signal.NONE
+        watched = self.viewer_state is not None and self.viewer_state.viser_server.get_clients()
+        if watched and time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS:
+            wants |= Signal.SHOW
+        return wants
 
     def _is_fence(self, step: int) -> bool:
         """Whether the next unit must not read anything before this one is published.
 
-        Rows change in number or order, cameras are learned, or a checkpoint is written, from which a run must go on as
-        if it had not been interrupted.
+        Rows change in number or order, cameras are learned, the scene is shown or evaluated, or a checkpoint is
+        written, from which a run must go on as if it had not been interrupted.
         """
-        model = self.pipeline.model
-        last = step == self._start_step + self.config.max_num_iterations - 1
-        saves = step_check(step, self.config.steps_per_save)
-        return last or saves or model.strategy.is_fence(step) or model.config.camera_optimizer.mode != "off"
+        config, model = self.config, self.pipeline.model
+        shown = Signal.SHOW in self.pipeline.runner.signal or model.config.camera_optimizer.mode != "off"
+        looks = (
+            config.steps_per_save,
+            config.steps_per_eval_batch,
+            config.steps_per_eval_image,
+            config.steps_per_eval_all_images,
+        )
+        return (
+            self._is_last(step)
+            or shown
+            or model.strategy.is_fence(step)
+            or any(step_check(step, every) for every in looks)
+        )
+
+    def _is_last(self, step: int) -> bool:
+        return step == self._start_step + self.config.max_num_iterations - 1
 
     def train(self) -> None:
         """Trains; an interruption or an unreadable image saves what was learned before the process ends.

@@ -249,7 +249,7 @@ def test_hooks_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(HazardError, match="cannot publish before its backward"):
         graph.publish(unit)
     graph.early(unit)
-    with pytest.raises(ValueError, match="row 4 is active but not in the unit's scope"):
+    with pytest.raises(ValueError, match="row 4 is not in what unit 0 has to settle"):
         graph.backward(unit, ids(1, 4))
     with pytest.raises(ValueError, match="2 active rows, magnitudes of shape"):
         graph.backward(unit, ids(1, 2), torch.ones(3))

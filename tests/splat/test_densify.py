@@ -84,8 +84,9 @@ def test_growing_repeats_with_its_seed_and_leaves_the_global_generator_alone() -
         torch.manual_seed(len(results))
         expected = torch.rand(1)
         torch.manual_seed(len(results))
-        strategy.step_post_backward(whole(params, optimizers, state), 1, statistics())
-        strategy.step_post_backward(whole(params, optimizers, state), 2, statistics())
+        for _ in range(2):
+            strategy.watch(whole(params, optimizers, state), statistics())
+        strategy.step_post_backward(whole(params, optimizers, state), 2)
         assert torch.equal(torch.rand(1), expected)
         assert len(params["means"]) > N
         results.append(params["means"].detach().clone())
@@ -101,7 +102,8 @@ def test_late_rows_are_caught_up_before_they_are_copied() -> None:
         optimizer.catch_up()  # type: ignore[attr-defined]
     strategy = GrowAndPrune(refine_start_iter=1, refine_every=2, prune_opa=0.4, grow_grad2d=1e9, absgrad=True)
     state = strategy.initialize_state()
-    strategy.step_post_backward(whole(params, optimizers, state), 2, statistics())
+    strategy.watch(whole(params, optimizers, state), statistics())
+    strategy.step_post_backward(whole(params, optimizers, state), 2)
     kept = torch.sigmoid(expected["opacities"].flatten()) >= 0.4
     assert 0 < kept.sum() < N
     for name in params:
@@ -120,9 +122,9 @@ def test_statistics_are_summed_over_views() -> None:
     strategy = GrowAndPrune(refine_start_iter=100, absgrad=True, refine_scale2d_stop_iter=10)
     together, apart = strategy.initialize_state(), strategy.initialize_state()
     first, second = statistics(seed=1, views=2) + statistics(seed=2, views=2)
-    strategy.step_post_backward(whole(params, optimizers, together), 1, [first, second])
+    strategy.watch(whole(params, optimizers, together), [first, second])
     for view in statistics(seed=1) + statistics(seed=2):
-        strategy.step_post_backward(whole(params, optimizers, apart), 1, [view])
+        strategy.watch(whole(params, optimizers, apart), [view])
     # A loss that is the mean of two views has half the gradients, which gsplat's normalisation makes up for.
     torch.testing.assert_close(together["grad2d"], 2 * apart["grad2d"])
     torch.testing.assert_close(together["count"], apart["count"])
@@ -152,7 +154,7 @@ def test_mcmc_relocates_the_dead_grows_to_its_cap_and_repeats() -> None:
         params, optimizers = scene()
         params["opacities"].data[:10] = -20
         strategy = MonteCarlo(cap_max=N + 2, refine_start_iter=1, refine_every=2, noise_lr=1.0)
-        strategy.step_post_backward(whole(params, optimizers, {}), 2, [])
+        strategy.step_post_backward(whole(params, optimizers, {}), 2)
         assert len(params["means"]) == N + 2
         assert torch.sigmoid(params["opacities"]).min() >= 0.005 - 1e-6
         check_consistent(params, optimizers)
@@ -171,7 +173,7 @@ def test_mcmc_noise_follows_the_covariance() -> None:
         params["opacities"][:] = -20.0
         params["opacities"][::2] = 10.0
     before = params["means"].detach().clone()
-    MonteCarlo(refine_start_iter=100, noise_lr=1.0).step_post_backward(whole(params, optimizers, {}), 1, [])
+    MonteCarlo(refine_start_iter=100, noise_lr=1.0).step_post_backward(whole(params, optimizers, {}), 1)
     moved = params["means"].detach() - before
     normal = torch.tensor([math.sin(0.8), 0.0, math.cos(0.8)])
     assert moved[1::2].norm(dim=1).min() > 1e-4

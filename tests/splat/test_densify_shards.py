@@ -50,7 +50,9 @@ def take_step(shard: Shard, strategy: Strategy, step: int) -> None:
         index = (uniform(0, "view", 10 * step + view, shard.ids, 1)[:, 0] < 0.7).nonzero()[:, 0]
         draws = uniform(0, "splat", 10 * step + view, shard.ids[index], 3).float()
         info.append(SplatStatistics(index, draws[:, :2] * 1e-4, (draws[:, 2] * 200).int(), 1000, 800, 2))
-    strategy.step_post_backward(shard, step, info)
+    if strategy.watches(step):
+        strategy.watch(shard, info)
+    strategy.step_post_backward(shard, step)
 
 
 def run(owners: Tensor, ranks: int, steps: int, make: Callable[[], Strategy]) -> list[Shard]:
@@ -216,7 +218,8 @@ def test_the_cap_prefers_large_gradients() -> None:
     grad[[20, 30]] = 1.5e-2
     shard.state["scene_scale"] = 1e9  # every primitive is small: all growth is copying
     radii = torch.ones(50, dtype=torch.int32)
-    strategy.step_post_backward(shard, 6, [SplatStatistics(torch.arange(50), grad, radii, 100, 80)])
+    strategy.watch(shard, [SplatStatistics(torch.arange(50), grad, radii, 100, 80)])
+    strategy.step_post_backward(shard, 6)
     assert torch.equal(shard.params["means"][50:], shard.params["means"][[3, 11, 40]])
 
 
@@ -238,7 +241,8 @@ def test_growing_and_pruning_are_gsplats(monkeypatch: pytest.MonkeyPatch) -> Non
     means2d = torch.zeros(300, 2)
     means2d.absgrad = grad  # type: ignore[attr-defined]
     info = {"width": 1000, "height": 800, "n_cameras": 1, "radii": radii, "gaussian_ids": index, "means2d": means2d}
-    ours.step_post_backward(shards[0], 8, [SplatStatistics(index, grad, radii, 1000, 800)])
+    ours.watch(shards[0], [SplatStatistics(index, grad, radii, 1000, 800)])
+    ours.step_post_backward(shards[0], 8)
     theirs.step_post_backward(shards[1].params, shards[1].optimizers, shards[1].state, 8, info, packed=True)
 
     tables = []

@@ -35,7 +35,7 @@ class SplatStatistics:
 
 @dataclass
 class GrowAndPrune(DefaultStrategy):
-    """gsplat's default strategy, given a list of :class:`SplatStatistics` as ``info``.
+    """gsplat's default strategy, on shards; :meth:`watch` gathers what it decides by.
 
     Of what the ranks know, the ids, mean gradients and kinds of the primitives that grow travel, at a fence only.
     """
@@ -47,26 +47,27 @@ class GrowAndPrune(DefaultStrategy):
 
     def is_fence(self, step: int) -> bool:
         """Whether ``step`` changes rows."""
-        return step < self.refine_stop_iter and (self._refines(step) or step % self.reset_every == 0)
+        return self.watches(step) and (self._refines(step) or step % self.reset_every == 0)
+
+    def watches(self, step: int) -> bool:
+        """Whether the statistics of ``step`` are needed."""
+        return step < self.refine_stop_iter
 
     def _refines(self, step: int) -> bool:
         paused = step % self.reset_every < self.pause_refine_after_reset
         return step > self.refine_start_iter and step % self.refine_every == 0 and not paused
 
     @torch.no_grad()
-    def step_post_backward(self, shard: Shard, step: int, info: list[SplatStatistics]) -> None:
-        """Gathers statistics every step; grows, prunes and resets opacities at fences.
+    def step_post_backward(self, shard: Shard, step: int) -> None:
+        """Grows, prunes and resets opacities at fences, when the views of every step so far have been watched.
 
         Args:
             shard: rows of this rank; changed in place.
             step: of the run, the same on every rank.
-            info: views of this step that touched rows of this rank, in the order of the group.
         """
-        if step >= self.refine_stop_iter:
-            return
-        self._accumulate(shard, info)
         if not self.is_fence(step):
             return
+        self.watch(shard, [])
         catch_up(shard.optimizers)
         if self._refines(step):
             before = shard.total()
@@ -83,13 +84,14 @@ class GrowAndPrune(DefaultStrategy):
     def _statistics(self) -> list[str]:
         return ["grad2d", "count", "radii"] if self.refine_scale2d_stop_iter > 0 else ["grad2d", "count"]
 
-    def _accumulate(self, shard: Shard, info: list[SplatStatistics]) -> None:
+    @torch.no_grad()
+    def watch(self, shard: Shard, views: list[SplatStatistics]) -> None:
         """Adds up, for each row, gradient lengths in normalised screen space and views; keeps the largest radius."""
         state = shard.state
         for name in self._statistics():
             if state[name] is None:
                 state[name] = torch.zeros(len(shard), device=shard.ids.device)
-        for view in info:
+        for view in views:
             size = view.grad2d.new_tensor([view.width, view.height])
             length = norm(view.grad2d * (size / 2 * view.views))
             state["grad2d"].index_add_(0, view.index, length.to(state["grad2d"]))

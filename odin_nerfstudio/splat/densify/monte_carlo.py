@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from gsplat.strategy import MCMCStrategy
 from torch import Tensor
 
+from odin_nerfstudio.splat.densify.grow_and_prune import SplatStatistics
 from odin_nerfstudio.splat.densify.rowwise import conjugate, logit, rotate, sigmoid
 from odin_nerfstudio.splat.densify.shard import Shard, catch_up
 from odin_nerfstudio.splat.draws import normal, uniform
@@ -34,14 +34,20 @@ class MonteCarlo(MCMCStrategy):
         """Whether ``step`` changes rows: always."""
         return True
 
+    def watches(self, step: int) -> bool:
+        """Whether the statistics of ``step`` are needed: never."""
+        return False
+
+    def watch(self, shard: Shard, views: list[SplatStatistics]) -> None:
+        """Nothing to remember of any view."""
+
     @torch.no_grad()
-    def step_post_backward(self, shard: Shard, step: int, info: list[Any]) -> None:
+    def step_post_backward(self, shard: Shard, step: int) -> None:
         """Relocates dead primitives and adds new ones every ``refine_every`` steps, then lets the positions diffuse.
 
         Args:
             shard: rows of this rank; changed in place.
             step: of the run, the same on every rank.
-            info: not used.
         """
         catch_up(shard.optimizers)
         if self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0:

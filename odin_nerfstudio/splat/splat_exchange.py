@@ -1,0 +1,174 @@
+"""Sharded placement: owners send splats, renderers send their gradients back (design §3.1).
+
+An owner projects rows of its shard for every view of a group. Tens of floats for each primitive and view travel,
+instead of the hundreds of a raw row with its moments, and no rank needs memory for primitives of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from odin_nerfstudio.comm.exchange import Exchange, Job, Signal
+from odin_nerfstudio.comm.splat_block import SplatGradBlock
+from odin_nerfstudio.shadow.timeline import Timeline
+from odin_nerfstudio.splat.arrival import as_leaves, gradients_as_arrived, merge, pack
+from odin_nerfstudio.splat.densify import SplatStatistics, catch_up
+from odin_nerfstudio.splat.model import OdinSplatfactoModel
+from odin_nerfstudio.splat.raster import PinholeCamera, Rows, Splats
+from odin_nerfstudio.splat.unit import Part, RowGradients, Unit, gradients_of, pull_back, read_rows
+
+
+@dataclass
+class SplatUnit(Unit):
+    """A unit whose splats and gradients are on their way."""
+
+    sent: list[Job] = field(default_factory=list)
+    """For each part, the exchange of its splats."""
+    counts: list[int] = field(default_factory=list)
+    """Number of splats that arrived from each owner."""
+    marked: Job | None = None
+    """The exchange of marks: which splats belong to wanted rows."""
+    outgoing: list[Tensor] = field(default_factory=list)
+    """For each owner, the gradients of its splats, part by part and view by view."""
+    pushed: Job | None = None
+    """The exchange of gradients that is under way."""
+
+
+class SplatExchange:
+    """The two parts that a rank plays: owner of a shard and renderer of views. See :class:`UnitExchange`."""
+
+    unit_type = SplatUnit
+
+    def __init__(self, model: OdinSplatfactoModel, exchange: Exchange, timeline: Timeline) -> None:
+        self._model = model
+        self._exchange = exchange
+        self._timeline = timeline
+        self._world = exchange.world
+        self._params = list(model.gauss_params)
+
+    # ------------------------------------------------------------------------------------------------ splats
+
+    def read(self, unit: SplatUnit, rows: Tensor, name: str) -> None:
+        """Projects rows for all views and sends the splats of each to the rank that renders it."""
+        values = read_rows(self._model, rows)
+        part = Part(rows, values, self._project(values, unit.cameras, unit.step))
+        blocks = [pack(part.splats, unit.views_of(rank), rows.device) for rank in range(self._world.size)]
+        unit.parts.append(part)
+        unit.sent.append(self._exchange.all_to_all(blocks, name, unit.step))
+
+    def leaves(self, unit: SplatUnit) -> list[Splats]:
+        """Waits for the splats of all owners and merges them."""
+        with self._timeline.span("wait", unit.step, "splats"):
+            parts = [self._exchange.wait(job) for job in unit.sent]
+        with self._timeline.span("compute", unit.step, "merge"):
+            by_owner = [torch.cat(blocks) for blocks in zip(*parts, strict=True)]
+            unit.counts = [len(block) for block in by_owner]
+            views, unit.order = merge(torch.cat(by_owner), len(unit.ranks))
+            return [as_leaves(views[view]) for view in unit.views_of(self._world.rank)]
+
+    @torch.no_grad()
+    def look(self, cameras: Sequence[PinholeCamera], ranks: Sequence[int]) -> list[Splats]:
+        """Projects this shard for all views, and merges what arrives for this rank's."""
+        step, model = self._model.step, self._model
+        rows = model.scope(cameras, step)
+        catch_up(model.optimizers, rows)
+        splats = self._project(read_rows(model, rows), cameras, step)
+        by_rank = [[view for view, r in enumerate(ranks) if r == rank] for rank in range(self._world.size)]
+        blocks = [pack(splats, views, rows.device) for views in by_rank]
+        arrived = torch.cat(self._exchange.wait(self._exchange.all_to_all(blocks, "evaluation", step)))
+        views = merge(arrived, len(ranks))[0]
+        return [views[view] for view in by_rank[self._world.rank]]
+
+    def _project(self, values: Rows, cameras: Sequence[PinholeCamera], step: int) -> dict[int, Splats]:
+        settings, rasterizer = self._model.raster_settings(step), self._model.rasterizer
+        return {view: rasterizer.project(values, camera, settings) for view, camera in enumerate(cameras)}
+
+    # --------------------------------------------------------------------------------------------- gradients
+
+    def want(self, unit: SplatUnit) -> None:
+        """Marks the splats of wanted rows for the ranks that have them."""
+        kept = [_kept(unit, part, first=True) for part in unit.parts]
+        blocks = []
+        for rank in range(self._world.size):
+            marks = [of_part[part.splats[view].index] for part, of_part, view in self._places(unit, kept, rank)]
+            blocks.append(torch.cat(marks or [kept[0][:0]])[:, None])
+        unit.marked = self._exchange.all_to_all(blocks, "marks", unit.step)
+
+    def push(self, unit: SplatUnit, first: bool, signal: Signal = Signal.NONE) -> Job:
+        """Returns gradients to the owners of the splats."""
+        if first:
+            assert unit.order is not None
+            unit.outgoing = list(gradients_as_arrived(unit.leaves, unit.order).split(unit.counts))
+        blocks = unit.outgoing
+        if unit.marked is not None:
+            marks = [mark[:, 0] == first for mark in self._exchange.wait(unit.marked)]
+            blocks = [block[mark] for block, mark in zip(blocks, marks, strict=True)]
+        name = "wanted gradients" if first and unit.marked is not None else "gradients"
+        unit.pushed = self._exchange.all_to_all(blocks, name, unit.step, signal)
+        return unit.pushed
+
+    def gradients(self, unit: SplatUnit, first: bool) -> RowGradients:
+        """Takes the gradients of splats through the projection of this shard's rows."""
+        assert unit.pushed is not None
+        with self._timeline.span("wait", unit.step, unit.pushed.name):
+            blocks = self._exchange.wait(unit.pushed)
+        with self._timeline.span("compute", unit.step, "pull back"):
+            return self._pull_back(unit, first, blocks)
+
+    def _pull_back(self, unit: SplatUnit, first: bool, blocks: list[Tensor]) -> RowGradients:
+        kept = [_kept(unit, part, first) for part in unit.parts]
+        pieces = [self._pieces(unit, kept, rank, block) for rank, block in enumerate(blocks)]
+        rows, sums = [], []
+        seen: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in unit.cameras]
+        for part, of_part in zip(unit.parts, kept, strict=True):
+            if first and not of_part.all():  # few rows, whose projection is cheaper to repeat than that of all to keep
+                part = self._select(unit, part, of_part)
+                of_part = torch.ones_like(part.rows, dtype=torch.bool)
+            for view, splats in part.splats.items():
+                came, returned = of_part[splats.index], next(pieces[unit.ranks[view]])
+                if came.any():
+                    every = returned.new_zeros(len(came), returned.shape[1])
+                    every[came] = returned
+                    pull_back(splats, SplatGradBlock.unpack(every), unit.cameras[view])
+                seen[view].append((part.rows[splats.index[came]], returned, splats.radii[came]))
+            rows.append(part.rows[of_part])
+            sums.append({name: gradient[of_part] for name, gradient in gradients_of(part.values, self._params).items()})
+        order = torch.argsort(torch.cat(rows))
+        values = {name: torch.cat([each[name] for each in sums])[order] for name in self._params}
+        statistics = [
+            self._statistics(unit, view, *map(torch.cat, zip(*of, strict=True))) for view, of in enumerate(seen)
+        ]
+        return RowGradients(torch.cat(rows)[order], values, statistics)
+
+    def _places(self, unit: SplatUnit, kept: list[Tensor], rank: int) -> list[tuple[Part, Tensor, int]]:
+        """Part, kept rows and view of each piece in what a renderer and this owner exchange, in its order."""
+        return [(part, rows, view) for part, rows in zip(unit.parts, kept, strict=True) for view in unit.views_of(rank)]
+
+    def _pieces(self, unit: SplatUnit, kept: list[Tensor], rank: int, block: Tensor) -> Iterator[Tensor]:
+        """The gradients that a renderer returned, piece by piece."""
+        counts = [int(rows[part.splats[view].index].sum()) for part, rows, view in self._places(unit, kept, rank)]
+        return iter(block.split(counts) if counts else ())
+
+    def _select(self, unit: SplatUnit, part: Part, kept: Tensor) -> Part:
+        """The kept rows of a part ((R,) bool), with the same values and splats and a graph of their own."""
+        fields = {name: getattr(part.values, name).detach()[kept].requires_grad_() for name in self._params}
+        values = Rows(part.values.ids[kept], **fields)
+        return Part(part.rows[kept], values, self._project(values, unit.cameras, unit.step))
+
+    def _statistics(
+        self, unit: SplatUnit, view: int, rows: Tensor, gradients: Tensor, radii: Tensor
+    ) -> SplatStatistics:
+        block, camera = SplatGradBlock.unpack(gradients), unit.cameras[view]
+        grad2d = block.absgrad if self._model.strategy.absgrad else block.means2d
+        return SplatStatistics(rows, grad2d, radii, camera.width, camera.height, views=len(unit.ranks))
+
+
+def _kept(unit: Unit, part: Part, first: bool) -> Tensor:
+    """(R,) bool: rows of a part whose gradients are in the first push, or in the second."""
+    return (
+        torch.full_like(part.rows, first, dtype=torch.bool) if unit.wanted is None else unit.wanted[part.rows] == first
+    )
