@@ -42,7 +42,7 @@ def run(config: OdinTrainerConfig, world: World | None = None) -> Path:
     """Trains, as one of ``world``'s ranks, and returns the folder of checkpoints."""
     world = world or World.current()
     train_loop(world.rank, world.size, config, world.rank)
-    return config.get_checkpoint_dir()
+    return config.get_base_dir() / config.relative_model_dir  # the last one may still be on its way there
 
 
 def assert_equal(a: Any, b: Any, where: str = "") -> None:

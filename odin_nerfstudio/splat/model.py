@@ -32,6 +32,7 @@ from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shar
 from odin_nerfstudio.splat.draws import keyed_generator
 from odin_nerfstudio.splat.perceptual import LazyLPIPS
 from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, Splats, select_rasterizer
+from odin_nerfstudio.splat.regularisers import anisotropy, mean_opacity, mean_scale
 
 Outputs = dict[str, Any]
 
@@ -67,6 +68,10 @@ class OdinSplatfactoModel(SplatfactoModel):
     config: OdinSplatfactoModelConfig
     ids: Tensor
     """(N,) int64 global ids of this rank's primitives, ascending."""
+    next_id: int
+    """The id of the next new primitive of any rank."""
+    total: int
+    """Number of primitives of all ranks."""
 
     def populate_modules(self) -> None:
         """Builds parameters from seed points (or at random), metrics and the strategy. Nothing here needs a GPU."""
@@ -236,11 +241,22 @@ class OdinSplatfactoModel(SplatfactoModel):
     def get_loss_dict(
         self, outputs: Outputs, batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """Splatfacto's losses, and 3DGS-MCMC's regularisers where that strategy runs."""
+        """Splatfacto's losses of one view; those over all primitives are :meth:`regularisers`."""
         losses = super().get_loss_dict(outputs, batch, metrics_dict)
-        if self.training and self.config.strategy == "mcmc":
-            losses["opacity_reg"] = self.config.mcmc_opacity_reg * torch.sigmoid(self.opacities).mean()
-            losses["mcmc_scale_reg"] = self.config.mcmc_scale_reg * torch.exp(self.scales).mean()
+        losses.pop("scale_reg")
+        return losses
+
+    def regularisers(self, step: int) -> dict[str, Tensor]:
+        """This rank's shares of the losses over all primitives that act in a step, to be added once per step.
+
+        Splatfacto's on the shape of primitives, every tenth step if it is chosen, and those of 3DGS-MCMC.
+        """
+        config, losses = self.config, {}
+        if config.use_scale_regularization and step % 10 == 0:
+            losses["scale_reg"] = 0.1 * anisotropy(self.scales, config.max_gauss_ratio, self.total)
+        if config.strategy == "mcmc":
+            losses["opacity_reg"] = config.mcmc_opacity_reg * mean_opacity(self.opacities, self.total)
+            losses["mcmc_scale_reg"] = config.mcmc_scale_reg * mean_scale(self.scales, self.total)
         return losses
 
     def get_image_metrics_and_images(
@@ -252,16 +268,17 @@ class OdinSplatfactoModel(SplatfactoModel):
 
     # --------------------------------------------------------------------------------------------- densification
 
-    def set_ids(self, ids: Tensor | None = None, next_id: int = 0) -> None:
+    def set_ids(self, ids: Tensor | None = None, next_id: int = 0, total: int = 0) -> None:
         """Sets the global ids of this rank's primitives.
 
         Args:
-            ids: (N,) int64, ascending; None: 0 … N − 1, those of a scene that has not been densified.
+            ids: (N,) int64, ascending; None: 0 … N − 1, those of a scene on one rank that has not been densified.
             next_id: the id of the next new primitive of any rank; N where ``ids`` is None.
+            total: number of primitives of all ranks; N where ``ids`` is None.
         """
         if ids is None:
-            ids, next_id = torch.arange(self.num_points), self.num_points
-        self.ids, self.next_id = ids.to(self.means.device), next_id
+            ids, next_id, total = torch.arange(self.num_points), self.num_points, self.num_points
+        self.ids, self.next_id, self.total = ids.to(self.means.device), next_id, total
 
     def watch(self, views: list[SplatStatistics]) -> None:
         """Hears what the backward of some views says about rows of this rank."""
@@ -271,10 +288,11 @@ class OdinSplatfactoModel(SplatfactoModel):
         """After every step: at fences, the strategy's changes."""
         shard = self._shard()
         self.strategy.step_post_backward(shard, step)
-        self.ids, self.next_id = shard.ids, shard.next_id
+        self.ids, self.next_id, self.total = shard.ids, shard.next_id, shard.total
 
     def _shard(self) -> Shard:
-        return Shard(self.gauss_params, self.optimizers, self.strategy_state, self.ids, self.next_id, self.gather)
+        own = self.gauss_params, self.optimizers, self.strategy_state, self.ids
+        return Shard(*own, self.next_id, self.total, self.gather)
 
     def _strategy(self) -> GrowAndPrune | MonteCarlo:
         config = self.config

@@ -118,8 +118,8 @@ class OdinPipeline(VanillaPipeline):
         """Renders this rank's views of the group of ``step``.
 
         Returns:
-            Outputs of each view; losses, whose sum over all ranks is the mean over the group; metrics, means over this
-            rank's views.
+            Outputs of each view; losses, whose sum over all ranks is the mean over the group plus the regularisers;
+            metrics, means over this rank's views.
         """
         views, leaves = self.datamanager.next_group(step), self.runner.receive(step)
         with self.runner.timeline.span("compute", step, "render"):
@@ -140,7 +140,8 @@ class OdinPipeline(VanillaPipeline):
             outputs.append(output)
         size = self.datamanager.group_size
         mean_metrics = {name: torch.stack(each).mean() for name, each in metrics.items()}
-        return outputs, {name: torch.stack(each).sum() / size for name, each in losses.items()}, mean_metrics
+        mean_losses = {name: torch.stack(each).sum() / size for name, each in losses.items()}
+        return outputs, mean_losses | self.model.regularisers(step), mean_metrics
 
     def show(self) -> None:
         """Gives the viewer of rank 0 the scene as it is now. All ranks, with no unit in flight."""

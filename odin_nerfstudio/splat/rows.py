@@ -44,7 +44,7 @@ def install(model: OdinSplatfactoModel, shard: Shard) -> None:
     for key, value in model.strategy_state.items():
         if isinstance(value, Tensor):
             model.strategy_state[key] = shard.rows[_STATISTIC + key]
-    model.set_ids(shard.ids, model.next_id)
+    model.set_ids(shard.ids, model.next_id, model.total)
 
 
 def to_checkpoint(state: dict[str, Any], merged: Shard) -> dict[str, Any]:
@@ -62,7 +62,10 @@ def to_checkpoint(state: dict[str, Any], merged: Shard) -> dict[str, Any]:
 
 
 def from_checkpoint(state: Mapping[str, Any], keep: Tensor) -> dict[str, Any]:
-    """The part of a checkpoint that belongs to the rows ``keep`` ((N,) bool), in the same form."""
+    """The part of a checkpoint that belongs to the rows ``keep`` ((N,) bool), in the same form.
+
+    Its ``ids`` are the arguments of :meth:`OdinSplatfactoModel.set_ids`.
+    """
     part = {**state, "pipeline": dict(state["pipeline"]), "optimizers": dict(state["optimizers"])}
     for key in (key for key in part["pipeline"] if ".gauss_params." in key):
         part["pipeline"][key] = state["pipeline"][key][keep]
@@ -74,5 +77,5 @@ def from_checkpoint(state: Mapping[str, Any], keep: Tensor) -> dict[str, Any]:
     part["strategy"] = {key: value[keep] if isinstance(value, Tensor) else value for key, value in strategy.items()}
     count = len(keep)
     ids = state.get("ids", {"ids": torch.arange(count), "next_id": count})
-    part["ids"] = {**ids, "ids": ids["ids"][keep]}
+    part["ids"] = {**ids, "ids": ids["ids"][keep], "total": count}
     return part

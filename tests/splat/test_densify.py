@@ -50,7 +50,8 @@ def step_all(params: ParameterDict, optimizers: dict[str, torch.optim.Optimizer]
 
 def whole(params: ParameterDict, optimizers: dict[str, torch.optim.Optimizer], state: dict[str, Any]) -> Shard:
     """The shard of a rank that has all the rows, not densified yet."""
-    return Shard(params, optimizers, state, torch.arange(len(params["means"])), len(params["means"]))
+    count = len(params["means"])
+    return Shard(params, optimizers, state, torch.arange(count), count, count)
 
 
 def statistics(count: int = N, seed: int = 1, views: int = 1) -> list[SplatStatistics]:

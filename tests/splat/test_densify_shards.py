@@ -35,7 +35,7 @@ def make_shard(ids: Tensor, total: int, strategy: Strategy, gather: Gather) -> S
     params["opacities"].data.sub_(1)
     optimizers = {name: LazyAdam([param], lr=RATES[name], eps=1e-15) for name, param in params.items()}
     state = strategy.initialize_state() if isinstance(strategy, GrowAndPrune) else {}
-    return Shard(params, optimizers, state, ids, total, gather)
+    return Shard(params, optimizers, state, ids, total, total, gather)
 
 
 def take_step(shard: Shard, strategy: Strategy, step: int) -> None:
@@ -98,6 +98,7 @@ def merged(shards: list[Shard]) -> dict[str, Tensor]:
 
 def assert_same(expected: list[Shard], shards: list[Shard]) -> None:
     assert {shard.next_id for shard in shards} == {expected[0].next_id}
+    assert {shard.total for shard in shards} == {sum(len(shard) for shard in shards)}
     for shard in shards:
         assert (shard.ids.diff() > 0).all()
     ours, theirs = merged(shards), merged(expected)

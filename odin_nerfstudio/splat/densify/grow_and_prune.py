@@ -70,12 +70,13 @@ class GrowAndPrune(DefaultStrategy):
         self.watch(shard, [])
         catch_up(shard.optimizers)
         if self._refines(step):
-            before = shard.total()
-            grown = self._grow(shard, step, before)
+            before = shard.total
+            grown = self._grow(shard, step)
             self._prune(shard, step)
-            after = shard.total()
+            shard.count()
             if self.verbose:
-                print(f"Step {step}: {grown} GSs added, {before + grown - after} pruned. Now having {after} GSs.")
+                pruned = before + grown - shard.total
+                print(f"Step {step}: {grown} GSs added, {pruned} pruned. Now having {shard.total} GSs.")
             for name in self._statistics():
                 shard.state[name].zero_()
         if step % self.reset_every == 0:
@@ -100,7 +101,7 @@ class GrowAndPrune(DefaultStrategy):
                 radii = view.radii / float(max(view.width, view.height))
                 state["radii"][view.index] = torch.maximum(state["radii"][view.index], radii)
 
-    def _grow(self, shard: Shard, step: int, total: int) -> int:
+    def _grow(self, shard: Shard, step: int) -> int:
         """Copies small and splits large primitives with large gradients; returns by how many the ranks' rows grew.
 
         A parent's children get consecutive ids, its copy first, in the order of the parents' ids.
@@ -118,7 +119,7 @@ class GrowAndPrune(DefaultStrategy):
         parents, litters, grads = shard.gather_by_id(ids[rows], children[rows], grad[rows])
         growth = (litters + 1) // 2  # a split replaces its parent
         if self.max_primitives is not None:
-            chosen = _largest(grads, growth, self.max_primitives - total)
+            chosen = _largest(grads, growth, self.max_primitives - shard.total)
             parents, litters, growth = parents[chosen], litters[chosen], growth[chosen]
         first = shard.next_id + litters.cumsum(0) - litters
         shard.next_id += int(litters.sum())

@@ -51,9 +51,9 @@ class MonteCarlo(MCMCStrategy):
         """
         catch_up(shard.optimizers)
         if self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0:
-            relocated, (added, total) = self._relocate(shard, step), self._add(shard, step)
+            relocated, added = self._relocate(shard, step), self._add(shard, step)
             if self.verbose:
-                print(f"Step {step}: {relocated} GSs relocated, {added} added. Now having {total} GSs.")
+                print(f"Step {step}: {relocated} GSs relocated, {added} added. Now having {shard.total} GSs.")
         self._diffuse(shard, step)
 
     def _relocate(self, shard: Shard, step: int) -> int:
@@ -67,8 +67,8 @@ class MonteCarlo(MCMCStrategy):
         self._share(shard, ids[alive][_sample(opacity[alive], draws)], dead)
         return len(dead)
 
-    def _add(self, shard: Shard, step: int) -> tuple[int, int]:
-        """Adds primitives to places drawn in proportion to opacity; returns how many, and how many there are then."""
+    def _add(self, shard: Shard, step: int) -> int:
+        """Adds primitives to places drawn in proportion to opacity; returns how many."""
         ids, opacity = shard.gather_by_id(shard.ids, shard.opacity())
         count = max(0, min(self.cap_max, int(1.05 * len(ids))) - len(ids))
         if count:
@@ -76,7 +76,8 @@ class MonteCarlo(MCMCStrategy):
             draws = uniform(self.seed, "add", step, born, 1)[:, 0]
             self._share(shard, ids[_sample(opacity, draws).sort().values], born)
             shard.next_id += count
-        return count, len(ids) + count
+            shard.total += count
+        return count
 
     def _share(self, shard: Shard, sources: Tensor, children: Tensor) -> None:
         """Lets the primitive ``children[i]`` share the place of ``sources[i]``; both forget their moments.

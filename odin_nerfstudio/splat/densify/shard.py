@@ -45,6 +45,8 @@ class Shard:
     """(N,) int64 global ids, ascending."""
     next_id: int
     """The id of the next new primitive of any rank."""
+    total: int
+    """Number of primitives of all ranks."""
     gather: Gather = alone
     """Collects rows of all ranks."""
 
@@ -59,9 +61,9 @@ class Shard:
         """(N, 3) standard deviations, world units."""
         return torch.exp(self.params["scales"].detach())
 
-    def total(self) -> int:
-        """Number of primitives of all ranks."""
-        return int(self.gather(torch.tensor([len(self)], device=self.ids.device)).sum())
+    def count(self) -> None:
+        """Brings ``total`` up to date. Every rank calls it."""
+        self.total = int(self.gather(torch.tensor([len(self)], device=self.ids.device)).sum())
 
     def gather_by_id(self, ids: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
         """``ids`` (R,) int64 and ``columns`` (R, ...) of all ranks, in ascending order of the ids."""
