@@ -80,13 +80,34 @@ class OdinTrainerConfig(TrainerConfig):
             SystemExit: with a sentence.
         """
         with exit_with_sentence():
-            device = self.machine.device_type
-            if device not in ("cpu", "cuda"):
-                raise UserError(f"--machine.device-type {device}: splats are rendered on cpu and cuda only.")
-            if device == "cuda" and not torch.cuda.is_available():
-                raise UserError(
-                    "--machine.device-type cuda: torch sees no CUDA device here. Leave the flag out or set it to cpu."
-                )
+            self.check()
+
+    def check(self) -> None:
+        """Checks the flags that need no look at the data.
+
+        Raises:
+            UserError: for one that cannot be followed.
+        """
+        device = self.machine.device_type
+        if device not in ("cpu", "cuda"):
+            raise UserError(f"--machine.device-type {device}: splats are rendered on cpu and cuda only.")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError(
+                "--machine.device-type cuda: torch sees no CUDA device here. Leave the flag out or set it to cpu."
+            )
+        for flag, chosen in {"mixed-precision": self.mixed_precision, "use-grad-scaler": self.use_grad_scaler}.items():
+            if chosen:
+                raise UserError(f"--{flag} {chosen}: splats are trained in float32 only. Leave the flag out.")
+        if any(steps != 1 for steps in self.gradient_accumulation_steps.values()):
+            raise UserError(
+                "--gradient-accumulation-steps: every step publishes what it learned. For gradients of more views "
+                "leave the flag out and raise --pipeline.datamanager.batch-per-rank."
+            )
+        if self.log_gradients:
+            raise UserError(
+                f"--log-gradients {self.log_gradients}: gradients exist only for the rows that a step has seen, and "
+                "are gone after it. Leave the flag out."
+            )
 
     def get_checkpoint_dir(self) -> Path:
         """Where this run keeps its checkpoints.

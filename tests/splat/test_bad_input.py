@@ -141,6 +141,19 @@ def test_cuda_without_a_gpu(capture: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "--machine.device-type cuda" in refusal(config)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("mixed_precision", True, "--mixed-precision True: splats are trained in float32 only"),
+        ("use_grad_scaler", True, "--use-grad-scaler True: splats are trained in float32 only"),
+        ("gradient_accumulation_steps", {"means": 2}, "raise --pipeline.datamanager.batch-per-rank"),
+        ("log_gradients", True, "--log-gradients True: "),
+    ],
+)
+def test_flags_that_cannot_be_followed(capture: Path, tmp_path: Path, field: str, value: Any, sentence: str) -> None:
+    assert sentence in refusal(make_config(capture, tmp_path / "o", **{field: value}))
+
+
 def test_checkpoint_to_resume_from(capture: Path, tmp_path: Path) -> None:
     config = make_config(capture, tmp_path / "o")
     config.load_dir = tmp_path / "nothing"
