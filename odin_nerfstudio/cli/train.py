@@ -19,6 +19,7 @@ from odin_nerfstudio.cli.recipe import recipe_arguments
 from odin_nerfstudio.comm.launch import Layout, launch
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
+from odin_nerfstudio.splat.trainer import OdinTrainerConfig
 
 DESCRIPTION = """Trains as ns-train does, with one process for each GPU, or for each share of the CPU cores:
 
@@ -40,9 +41,12 @@ def main(arguments: list[str]) -> None:
     """
     config, layout = parse(arguments)
     layout.check()
+    if isinstance(config, OdinTrainerConfig):
+        config.check()
     if layout.node == 0:
         config.print_to_terminal()
-        config.save_config()
+        if not isinstance(config, OdinTrainerConfig):  # which saves itself, once the run stands
+            config.save_config()
     launch(f"{__spec__.name}:train_rank", (config,), layout)
 
 

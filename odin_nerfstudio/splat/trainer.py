@@ -74,13 +74,14 @@ class OdinTrainerConfig(TrainerConfig):
     """The live viewer; it listens on this machine only, unless ``--viewer.websocket-host`` says otherwise."""
 
     def save_config(self) -> None:
-        """Checks what can be checked before anything is set up; the trainer writes the file once the run stands.
+        """Checks what ns-train can be told before anything is set up; the trainer writes the file once the run stands.
 
         Raises:
             SystemExit: with a sentence.
         """
         with exit_with_sentence():
             self.check()
+            _check_processes(self.machine)
 
     def check(self) -> None:
         """Checks the flags that need no look at the data.
@@ -325,6 +326,25 @@ class OdinTrainer(Trainer):
         }
         self.pipeline.model.set_ids(**state["ids"])
         CONSOLE.print(f"Resuming after step {state['step']}.")
+
+
+def _check_processes(machine: MachineConfig) -> None:
+    """ns-train starts one process for each GPU, and several only where there are GPUs."""
+    count = machine.num_devices
+    if count < 1:
+        raise UserError(f"--machine.num-devices {count}: at least one process is needed.")
+    if machine.device_type == "cuda":
+        if count > torch.cuda.device_count():
+            raise UserError(
+                f"--machine.num-devices {count}: torch sees {torch.cuda.device_count()} GPUs here, and every process "
+                "needs its own."
+            )
+    elif count * machine.num_machines > 1:
+        flag = f"--machine.num-devices {count}" if count > 1 else f"--machine.num-machines {machine.num_machines}"
+        raise UserError(
+            f"{flag}: ns-train starts several processes on GPUs only. On CPUs use odin-train odin-splatfacto "
+            f"--nproc-per-node {count} with the same arguments."
+        )
 
 
 def _check_readable(path: Path) -> None:

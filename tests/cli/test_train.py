@@ -84,5 +84,8 @@ def test_one_process_trains_the_real_method(demo_capture: Path, tmp_path: Path) 
     line = "odin-splatfacto --nproc-per-node 1 --max-num-iterations 3 --machine.device-type cpu --vis tensorboard"
     main([*line.split(), "--output-dir", str(tmp_path), "--data", str(demo_capture)])
     assert len(list(tmp_path.glob("*/odin-splatfacto/*/nerfstudio_models/step-*.ckpt"))) == 1
+    with pytest.raises(UserError, match="--mixed-precision True"):
+        main([*line.split(), "--output-dir", str(tmp_path / "o"), "--mixed-precision", "True"])
+    assert not (tmp_path / "o").exists()
     with pytest.raises(SystemExit, match=r"^error: --data .*nowhere: does not exist\.$"):
         main([*line.split(), "--output-dir", str(tmp_path), "--data", str(tmp_path / "nowhere")])

@@ -141,6 +141,20 @@ def test_cuda_without_a_gpu(capture: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "--machine.device-type cuda" in refusal(config)
 
 
+def test_several_processes_of_ns_train(capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(capture, tmp_path / "o")
+    config.machine.num_devices = 2
+    assert "On CPUs use odin-train odin-splatfacto --nproc-per-node 2" in refusal(config)
+    config.machine.num_devices, config.machine.num_machines = 1, 3
+    assert "--machine.num-machines 3: ns-train starts" in refusal(config)
+    config.machine.num_devices = 0
+    assert "--machine.num-devices 0: at least one" in refusal(config)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    config.machine.device_type, config.machine.num_devices = "cuda", 4
+    assert "--machine.num-devices 4: torch sees 3 GPUs here" in refusal(config)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
