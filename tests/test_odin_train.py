@@ -129,6 +129,7 @@ def test_ctrl_c_saves_and_ends_all_ranks(demo_capture: Path, tmp_path: Path) -> 
         assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     text = (tmp_path / "log").read_text(errors="replace")
     assert text.count("Stopping: saving step") == 1 and "Traceback" not in text
+    assert text.splitlines()[-1] == "interrupted on all ranks."
     assert read_checkpoint(checkpoint_path(checkpoints))["step"] >= 9
 
 

@@ -16,7 +16,7 @@ from nerfstudio.scripts.train import train_loop
 from nerfstudio.utils import comms, profiler
 
 from odin_nerfstudio.cli.recipe import recipe_arguments
-from odin_nerfstudio.comm.launch import Layout, launch
+from odin_nerfstudio.comm.launch import INTERRUPTED, Layout, launch
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.splat.trainer import OdinTrainerConfig
@@ -116,7 +116,8 @@ def entrypoint() -> None:
         try:
             main(sys.argv[1:])
         except KeyboardInterrupt:  # what there was to save was saved on its way here
-            raise SystemExit(130) from None
+            print("interrupted.", file=sys.stderr)
+            raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from odin_nerfstudio.errors import UserError
 
 SECONDS_TO_SAVE = 300
 """After Ctrl-C ranks may take this long to save what they learned; a second Ctrl-C ends them at once."""
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as shells have it."""
 _LOST_PEER = r"PeerError|Dist\w*Error|RuntimeError: (?s:.*)(Connection (closed|reset) by peer|NCCL)"
 """What an exception says where a rank ended because another one had."""
 
@@ -75,7 +77,7 @@ def launch(target: str, args: tuple[Any, ...], layout: Layout) -> None:
 
     Raises:
         UserError: naming the rank that failed and how.
-        SystemExit: after a signal, with the status that shells give.
+        SystemExit: after a signal, with the status that shells give and a word about it on stderr.
     """
     layout.check()
     if layout.ranks_per_node * layout.nodes == 1:
@@ -92,9 +94,16 @@ def launch(target: str, args: tuple[Any, ...], layout: Layout) -> None:
         try:
             launch_agent(_launch_config(layout, folder), sys.executable, ["-m", __spec__.name, str(job)])
         except ChildFailedError as error:
-            raise UserError(_root_cause(error.failures, Path(folder))) from None
+            cause = _first(error.failures)
+            if error.failures[cause].exitcode not in (INTERRUPTED, -signal.SIGINT):
+                raise UserError(_sentence(cause, error.failures[cause], Path(folder))) from None
+            ending = signal.SIGINT  # which reached a rank, not this process
         except SignalException as error:
-            raise SystemExit(128 + error.sigval) from None
+            ending = error.sigval
+        else:
+            return
+    print("interrupted" if ending == signal.SIGINT else f"ended by {ending.name}", "on all ranks.", file=sys.stderr)
+    raise SystemExit(128 + ending)
 
 
 def _launch_config(layout: Layout, folder: str) -> LaunchConfig:
@@ -117,11 +126,14 @@ def _launch_config(layout: Layout, folder: str) -> LaunchConfig:
     )
 
 
-def _root_cause(failures: dict[int, ProcessFailure], folder: Path) -> str:
-    """The sentence about the failure that the others followed from; where it came unexpected, prints its traceback."""
+def _first(failures: dict[int, ProcessFailure]) -> int:
+    """The rank whose failure the others followed from."""
     # Ranks that lost a peer often notice before the agent notices the peer; those the agent ended come last.
-    rank = min(failures, key=lambda rank: (_is_consequence(failures[rank]), failures[rank].timestamp))
-    failure = failures[rank]
+    return min(failures, key=lambda rank: (_is_consequence(failures[rank]), failures[rank].timestamp))
+
+
+def _sentence(rank: int, failure: ProcessFailure, folder: Path) -> str:
+    """What is to be said of a rank's failure; where it came unexpected, prints its traceback."""
     if failure.exitcode < 0:
         hint = " The kernel does that when memory runs out." if failure.exitcode == -signal.SIGKILL else ""
         return f"rank {rank} was killed by {failure.signal_name()}.{hint}"
@@ -163,12 +175,13 @@ def run_rank(file: Path) -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             return
-        if not isinstance(error, KeyboardInterrupt):
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if not interrupted:
             get_error_handler().record_exception(error)
         sys.stdout.flush()
         sys.stderr.flush()
         # At once: threads that wait for other ranks or for a viewer would keep a failed rank from ending.
-        os._exit(1)
+        os._exit(INTERRUPTED if interrupted else 1)
 
 
 def _device(device_type: str, local_rank: int) -> torch.device:

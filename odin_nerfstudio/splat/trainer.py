@@ -133,6 +133,9 @@ class OdinTrainer(Trainer):
     training_state: Literal["training", "paused", "completed"]
     _interrupted = False
     _shown = 0.0
+    """When the viewer got the scene last, by the monotonic clock."""
+    _finished = False
+    """Whether the last checkpoint has been written."""
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
         """Sets up the run. Nothing is written before the checkpoint to resume from and the capture were read."""
@@ -234,13 +237,17 @@ class OdinTrainer(Trainer):
 
     @contextmanager
     def _stopping_between_steps(self) -> Iterator[None]:
-        """Lets Ctrl-C take effect where all ranks have finished the same step; a second one takes effect at once."""
+        """Lets Ctrl-C take effect where all ranks have finished the same step, or saved the last one.
+
+        A second one takes effect at once.
+        """
 
         def interrupt(*_: Any) -> None:
-            if self._interrupted or self.training_state == "completed":
+            if self._interrupted or self._finished:
                 raise KeyboardInterrupt
             self._interrupted = True
-            self.training_state = "training"  # a paused run goes on to its next step, and stops there
+            if self.training_state == "paused":
+                self.training_state = "training"  # goes on to the next step, and stops there
 
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -269,8 +276,23 @@ class OdinTrainer(Trainer):
         Training goes on when that fails, since a disk may have room again at the next save.
 
         Raises:
-            UserError: when the last checkpoint of a run cannot be written.
+            UserError: on every rank, when the last checkpoint of a run cannot be written.
+            KeyboardInterrupt: after the last one, if Ctrl-C was pressed meanwhile.
         """
+        problem = self._write_checkpoint(step)
+        if self.training_state != "completed":
+            if problem is not None:
+                CONSOLE.print(problem, style="bold red", markup=False)
+            return
+        problem = self.pipeline.world.broadcast_object(problem)
+        if problem is not None:
+            raise UserError(problem)
+        self._finished = True
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _write_checkpoint(self, step: int) -> str | None:
+        """Gathers all ranks' rows and writes them on rank 0, which returns a sentence when it could not."""
         optimizers = self.optimizers
         catch_up(optimizers.optimizers)
         path = self.checkpoint_dir / f"step-{step:09d}.ckpt"
@@ -285,19 +307,17 @@ class OdinTrainer(Trainer):
         }
         merged = self.pipeline.placement.merge(collect(self.pipeline.model))
         if merged is None:
-            return
+            return None
         state = to_checkpoint(state, merged)
         try:
             write_checkpoint(path, state)
         except UserError as error:
-            if self.training_state == "completed":
-                raise
-            CONSOLE.print(f"[bold red]{error}")
-            return
+            return str(error)
         if self.config.save_only_latest_checkpoint:
             for other in self.checkpoint_dir.glob("step-*.ckpt"):
                 if other != path:
                     other.unlink()
+        return None
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
         """What ``--load-dir`` or ``--load-checkpoint`` asks to resume from."""

@@ -59,6 +59,14 @@ def train(world: World, folder: str) -> None:
         raise
 
 
+def interrupt(world: World, folder: str, when: str) -> None:
+    """Rank 1 is interrupted while the other one waits for it, or both have agreed to stop."""
+    if world.rank == 1 and when == "early":
+        signal.raise_signal(signal.SIGINT)
+    dist.barrier()
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
     name, layout, *args = sys.argv[1:]
     with exit_with_sentence():

@@ -83,10 +83,17 @@ def test_ctrl_c_lets_every_rank_save(tmp_path: Path) -> None:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate(timeout=30) == ("", "interrupted on all ranks.\n")
     assert process.returncode == 128 + signal.SIGINT
     assert len(list(tmp_path.glob("saved-*"))) == 2
     assert not any(Path(f"/proc/{file.read_text()}").exists() for file in tmp_path.glob("started-*"))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ctrl_c_that_reaches_a_rank_only_blames_nobody(tmp_path: Path, late: bool) -> None:
+    process = start("interrupt", Layout(2), tmp_path, "late" if late else "early")
+    assert process.communicate(timeout=60) == ("", "interrupted on all ranks.\n")
+    assert process.returncode == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training import assert_equal, make_config, run
 
-from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint
+from odin_nerfstudio.comm.checkpoint import checkpoint_path, checkpoint_steps, read_checkpoint, write_checkpoint
+from odin_nerfstudio.splat import trainer
 from odin_nerfstudio.splat.trainer import OdinTrainerConfig
 
 
@@ -52,3 +54,23 @@ def test_interruption_saves_what_was_learned(
     with pytest.raises(KeyboardInterrupt):
         run(config)
     assert read_checkpoint(checkpoint_path(config.get_checkpoint_dir()))["step"] == 6
+
+
+@pytest.mark.parametrize(("steps", "saved"), [(20, [4]), (3, [2])])
+def test_interruption_while_saving_keeps_what_is_saved(
+    demo_capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, saved: list[int]
+) -> None:
+    """At a save on the way, and at the last one."""
+    interruptions = iter([signal.SIGINT])
+
+    def interrupted(path: Path, state: dict[str, Any]) -> None:
+        for number in interruptions:
+            signal.raise_signal(number)
+        write_checkpoint(path, state)
+
+    monkeypatch.setattr(trainer, "write_checkpoint", interrupted)
+    config = make_config(demo_capture, tmp_path, max_num_iterations=steps, steps_per_save=4)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    assert checkpoint_steps(config.get_checkpoint_dir()) == saved
+    read_checkpoint(checkpoint_path(config.get_checkpoint_dir()))
