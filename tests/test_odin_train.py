@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,3 +141,20 @@ def test_more_views_a_step_than_there_are(demo_capture: Path, tmp_path: Path) ->
     assert status == 1
     assert "needs 12 views per step, but the capture has 10 training views." in text.splitlines()[-1]
     assert "Traceback" not in text and not folder(tmp_path).exists()
+
+
+def test_an_image_that_goes_bad_on_the_way(demo_capture: Path, tmp_path: Path) -> None:
+    """One rank meets it while the other one works on another view."""
+    capture = Path(shutil.copytree(demo_capture, tmp_path / "capture"))
+    image = sorted((capture / "images").iterdir())[5]
+    flags = ("--nproc-per-node", 2, "--steps-per-save", 5, "--pipeline.datamanager.cache-gib", 0)
+    checkpoints = folder(tmp_path) / "nerfstudio_models"
+    with started(command(capture, tmp_path, *flags), tmp_path / "log") as process:
+        wait_for(lambda: list(checkpoints.glob("*.ckpt")), process)
+        image.write_bytes(image.read_bytes()[:1000])
+        ranks = ranks_of(process)
+        assert process.wait(120) == 1
+        assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    last = (tmp_path / "log").read_text(errors="replace").splitlines()[-1]
+    assert re.match(rf"error: rank [01]: .*{image.name}: cannot be decoded", last), last
+    read_checkpoint(checkpoint_path(checkpoints))

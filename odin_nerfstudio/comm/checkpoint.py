@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path}: could not be written ({error}). Earlier checkpoints were kept.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # as where a folder on the way is none
+            partial.unlink()
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -48,6 +48,13 @@ def test_failed_write_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/below"):
+        with pytest.raises(UserError, match=r"step-000000007\.ckpt: could not be written"):
+            write_checkpoint(tmp_path / folder / "step-000000007.ckpt", _state())
+
+
 @pytest.mark.parametrize("keep", [0, 10, 500])
 def test_cut_off_file_is_named(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "step-000000007.ckpt"
