@@ -14,7 +14,7 @@ SLOTS = 2
 
 
 class Slot:
-    """Gradient rows of one unit in flight. Buffers are kept from unit to unit and grow to the largest that is staged."""
+    """Gradient rows of one unit in flight. Buffers are kept from unit to unit and grow as needed."""
 
     def __init__(self) -> None:
         self.step: int | None = None

@@ -24,20 +24,14 @@ def gather_display(model: OdinSplatfactoModel, placement: Placement | Replicas, 
     Returns:
         On rank 0, copies on the model's device in ascending order of id; None on the others.
     """
-    own = model.num_points
-    total = own if isinstance(placement, Replicas) else int(placement.world.all_gather_rows(_count(model)).sum())
     shard = Shard(model.ids, dict(model.gauss_params.items()))
-    if total > limit:
-        chosen = _coverage(model).topk(own * limit // total).indices
+    if model.total > limit:
+        chosen = _coverage(model).topk(len(shard) * limit // model.total).indices
         shard = shard.select(chosen.sort().values)
     merged = placement.merge(shard)
     if merged is None:
         return None
     return Rows(merged.ids.to(model.device), **{name: row.to(model.device) for name, row in merged.rows.items()})
-
-
-def _count(model: OdinSplatfactoModel) -> Tensor:
-    return torch.tensor([model.num_points], device=model.device)
 
 
 def _coverage(model: OdinSplatfactoModel) -> Tensor:
