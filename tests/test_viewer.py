@@ -100,22 +100,26 @@ def shown_step(page) -> int:
     return int(re.findall(r"Step: (\d+)", text)[0])
 
 
-def test_viewer_while_training_and_afterwards(demo_capture: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_viewer_while_training_and_afterwards(demo_capture: Path, tmp_path: Path, ranks: int) -> None:
     port = free_port()
+    tool = ("ns-train",) if ranks == 1 else ("odin-train",)
     arguments = ("--max-num-iterations", "100000", "--vis", "viewer", "--viewer.websocket-port", str(port))
+    arguments += () if ranks == 1 else ("--nproc-per-node", str(ranks))
     model = ("--pipeline.model.num-downscales", "0", "--experiment-name", "demo", "--timestamp", "run")
     parser = ("colmap", "--data", demo_capture, "--colmap-path", "sparse/0", "--downscale-factor", "1")
-    with serving(tmp_path, port, "ns-train", "odin-splatfacto", *arguments, *model, *parser) as tool:
+    with serving(tmp_path, port, *tool, "odin-splatfacto", *arguments, *model, *parser) as training:
         with page_at(port, tmp_path / "training.png") as page:
             wait_for_render(page)
             page.get_by_text("Pause Training").click(timeout=60_000)
+            page.wait_for_timeout(5_000)  # in which the other ranks wait
             page.get_by_text("Resume Training").click(timeout=60_000)
             before = shown_step(page)
             deadline = time.monotonic() + 120
             while shown_step(page) <= before:
                 assert time.monotonic() < deadline, "training did not go on after the pause"
                 page.wait_for_timeout(500)
-        assert tool.poll() is None  # a client that leaves ends nothing
+        assert training.poll() is None  # a client that leaves ends nothing
     run = tmp_path / "outputs" / "demo" / "odin-splatfacto" / "run"
     assert list((run / "nerfstudio_models").glob("step-*.ckpt"))  # the interrupted run was saved
 
@@ -123,3 +127,20 @@ def test_viewer_while_training_and_afterwards(demo_capture: Path, tmp_path: Path
     viewer = ("ns-viewer", "--load-config", run / "config.yml", "--viewer.websocket-port", str(port))
     with serving(tmp_path, port, *viewer), page_at(port, tmp_path / "finished.png") as page:
         wait_for_render(page)
+
+
+def test_viewer_after_the_end_of_training_on_two_ranks(demo_capture: Path, tmp_path: Path) -> None:
+    """Rank 0 goes on showing the scene; the other rank is done and not missed."""
+    port = free_port()
+    arguments = ("--max-num-iterations", "12", "--vis", "viewer", "--viewer.websocket-port", str(port))
+    parser = ("colmap", "--data", demo_capture, "--colmap-path", "sparse/0", "--downscale-factor", "1")
+    training = ("odin-train", "odin-splatfacto", "--nproc-per-node", "2", *arguments, *parser)
+    with serving(tmp_path, port, *training) as tool, page_at(port, tmp_path / "completed.png") as page:
+        wait_for_render(page)
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("outputs/**/step-000000011.ckpt")):
+            assert time.monotonic() < deadline, "the run did not end"
+            page.wait_for_timeout(500)
+        page.reload()
+        wait_for_render(page)
+        assert tool.poll() is None

@@ -66,7 +66,8 @@ class Timeline:
                 self._record(step).spans.append(Span(kind, name or kind, begin, end))
 
     def count(self, step: int, **amounts: int) -> None:
-        """Adds to counters of unit ``step``: scope, early, late, delayed, fallback (primitives), bytes (sent)."""
+        """Adds to counters of unit ``step``: scope, early, late, delayed, fallback (primitives), bytes (sent), busier
+        (bytes in the busier direction of each transfer, which is what a full-duplex link takes its time for)."""
         if self._keep:
             with self._lock:
                 self._record(step).counts.update(amounts)

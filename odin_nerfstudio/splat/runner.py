@@ -207,7 +207,7 @@ class UnitRunner:
     def _record(self, transfer: Transfer) -> None:
         begin, end = int(transfer.start * 1e9), int(transfer.end * 1e9)
         self.timeline.add("communication", transfer.unit, begin, end, transfer.name)
-        self.timeline.count(transfer.unit, bytes=transfer.sent)
+        self.timeline.count(transfer.unit, bytes=transfer.sent, busier=max(transfer.sent, transfer.received))
 
 
 def _with_dense(found: RowGradients, unit: Unit, rows: Tensor | None) -> RowGradients:

@@ -16,7 +16,7 @@ from odin_nerfstudio.errors import UserError
 def test_policies_and_worlds_end_with_the_same_scene(demo_capture: Path) -> None:
     figures = EquivalenceBench(demo_capture, world_size=2, steps=20, batch=2, scale=0.5, timeout_s=600).run()
     assert json.loads(json.dumps(figures)) == figures
-    for pair in ("quality_barrier", "world"):
+    for pair in ("quality_barrier", "world", "placement"):
         assert figures[f"max_abs_diff_{pair}"] == figures[f"unmatched_{pair}"] == 0
     assert figures["world_sizes"] == [1, 2]
     assert figures["primitives"] != figures["primitives_at_start"]
@@ -37,7 +37,7 @@ def test_overlap_is_consistent(demo_capture: Path, tmp_path: Path) -> None:
         assert 0 <= each["early_share"] <= 1
         assert each["scope"] == pytest.approx(each["early"] + each["late"])
         assert each["bytes"] > 0 and each["step_s"] > 0
-        waits = each["wait_for_splats_s"] + each["wait_for_splat_gradients_s"]
+        waits = sum(each[f"wait_for_{what}_s"] for what in ("splats", "wanted_gradients", "gradients"))
         assert each["exposed_wait_s"] == pytest.approx(waits)
         assert each["hidden_fraction"] <= 1
     assert policies["barrier"]["early_share"] == policies["barrier"]["hidden_fraction"] == 0

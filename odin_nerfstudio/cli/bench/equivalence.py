@@ -24,11 +24,11 @@ Difference = tuple[float, int]
 @dataclass
 class EquivalenceBench(RanksBench):
     """Trains 1, 2 and 4 ranks (no more than --world-size) on the same batches, each with the policies quality and
-    barrier, over densifications and an opacity reset, and compares the parameters and moments that they end with.
+    barrier and with replicated primitives, over densifications and an opacity reset, and compares the parameters and
+    moments that they end with.
 
     On CPUs every difference must be 0. On GPUs sums are taken in any order, so two runs with barrier are compared as
-    well: quality must be no further from barrier than these are from each other. The placement of primitives is
-    sharded, the only one there is, so no difference between placements is reported.
+    well: quality must be no further from barrier than these are from each other.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -54,6 +54,10 @@ class EquivalenceBench(RanksBench):
             "quality_barrier": _largest(_compare(scenes[size, "quality"], scenes[size, "barrier"]) for size in sizes),
             "world": _largest(_compare(scenes[size, "quality"], scenes[1, "quality"]) for size in sizes),
         }
+        if len(sizes) > 1:
+            differences["placement"] = _largest(
+                _compare(scenes[size, "replicated"], scenes[size, "quality"]) for size in sizes[1:]
+            )
         if self.device == "cuda":
             differences["barrier_barrier"] = _largest(
                 _compare(scenes[size, "barrier"], scenes[size, "barrier again"]) for size in sizes
@@ -93,10 +97,14 @@ class EquivalenceBench(RanksBench):
             model.refine_every, model.warmup_length, model.reset_alpha_every = fifth, fifth, 3
             model.pause_after_reset, model.sh_degree_interval = fifth // 2, fifth
             for size in reversed(sizes):
-                for policy in ("quality", "barrier", *(["barrier again"] if self.device == "cuda" else [])):
-                    config.pipeline.policy = "barrier" if policy.startswith("barrier") else "quality"
-                    name, begin = f"{size} ranks {policy}", time.monotonic()
-                    runs[size, policy] = train(config, size, self.batch, self.device, self.timeout_s, name)
+                kinds = ["quality", "barrier"]
+                kinds += ["barrier again"] if self.device == "cuda" else []
+                kinds += ["replicated"] if size > 1 else []
+                for kind in kinds:
+                    config.pipeline.policy = "barrier" if kind.startswith("barrier") else "quality"
+                    config.pipeline.placement = "replicated" if kind == "replicated" else "sharded"
+                    name, begin = f"{size} ranks {kind}", time.monotonic()
+                    runs[size, kind] = train(config, size, self.batch, self.device, self.timeout_s, name)
                     Console().print(f"[dim]{name}: {time.monotonic() - begin:.0f} s")
         return runs
 

@@ -22,7 +22,7 @@ COMMUNICATION_SHARE = 0.3
 Policy = Literal["barrier", "quality", "throughput"]
 POLICIES: tuple[Policy, ...] = ("barrier", "quality", "throughput")
 COUNTERS = ("scope", "early", "late", "delayed", "fallback")
-WAITS = ("splats", "splat_gradients")
+WAITS = ("splats", "wanted_gradients", "gradients")
 """What the runner's time line calls that for which a rank stands still."""
 
 
@@ -96,7 +96,7 @@ class OverlapBench(RanksBench):
         figures = self._figures(self._train(config, "barrier", "probe"))
         compute = figures["step_s"] - figures["exposed_wait_s"]
         communication = compute * COMMUNICATION_SHARE / (1 - COMMUNICATION_SHARE)
-        return figures["bytes"] * 8e-9 / communication
+        return figures["busier"] * 8e-9 / communication
 
     def _train(self, config: OdinTrainerConfig, policy: Policy, name: str) -> Run:
         config.pipeline.policy = policy
@@ -107,7 +107,7 @@ class OverlapBench(RanksBench):
         steps = range(self.warmup, self.steps - 1)
         counts = [report.counts[step] for report in run.reports for step in steps]
         waits = [report.wait[step] for report in run.reports for step in steps]
-        totals = {name: sum(count.get(name, 0) for count in counts) for name in (*COUNTERS, "bytes")}
+        totals = {name: sum(count.get(name, 0) for count in counts) for name in (*COUNTERS, "bytes", "busier")}
         return {
             "step_s": median(report.seconds[step] for report in run.reports for step in steps),
             "exposed_wait_s": mean(sum(wait.values()) for wait in waits),

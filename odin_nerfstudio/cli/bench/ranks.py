@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
+from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
@@ -26,6 +27,7 @@ from odin_nerfstudio.comm.launch import Layout, launch
 from odin_nerfstudio.demo.capture import write_capture
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.methods import odin_splatfacto
+from odin_nerfstudio.plan.capture import find_colmap_model
 from odin_nerfstudio.splat.trainer import OdinTrainer, OdinTrainerConfig
 
 NEVER = 1 << 30
@@ -40,7 +42,7 @@ class RankReport:
     wait: list[dict[str, float]]
     """Exposed wait for other ranks by what was waited for, seconds."""
     counts: list[dict[str, int]]
-    """Counters of the timeline: scope, early, late, delayed, fallback (primitives), bytes (sent)."""
+    """Counters of the timeline: scope, early, late, delayed, fallback (primitives), bytes (sent), busier."""
     trace: list[dict[str, Any]]
     """Events in Chrome's trace format."""
     primitives_at_start: int
@@ -99,7 +101,7 @@ class RanksBench:
     """What benches that train on several ranks have in common."""
 
     capture: Path | None = None
-    """Folder of a capture in nerfstudio's format; left out, a small one of the demo scene is made."""
+    """Folder of a capture in COLMAP's or nerfstudio's format; left out, a small one of the demo scene is made."""
     world_size: int = 2
     """Number of processes on this machine."""
     steps: int = 200
@@ -134,7 +136,11 @@ class RanksBench:
             write_capture(capture, views=24, width=384, height=288)
         data = config.pipeline.datamanager
         data.data, data.camera_res_scale_factor = capture, self.scale
-        data.dataparser = NerfstudioDataParserConfig(load_3D_points=True, downscale_factor=1)
+        model = find_colmap_model(capture)
+        if model is None:
+            data.dataparser = NerfstudioDataParserConfig(load_3D_points=True, downscale_factor=1)
+        else:
+            data.dataparser = ColmapDataParserConfig(colmap_path=model.relative_to(capture), downscale_factor=1)
         config.pipeline.model.num_downscales = 0
         config._target = ReportingTrainer
         config.output_dir, config.experiment_name, config.vis = folder, "bench", "tensorboard"
