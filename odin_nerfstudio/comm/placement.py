@@ -175,11 +175,15 @@ def _all_to_all(rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tenso
 
 
 def _send(rows: Tensor, destination: int) -> None:
-    if rows.numel():
-        dist.send(as_bytes(rows.contiguous()), destination)
+    _pass(dist.isend, rows.contiguous(), destination)
 
 
 def _receive(rows: Tensor, source: int) -> Tensor:
-    if rows.numel():
-        dist.recv(as_bytes(rows), source)
+    _pass(dist.irecv, rows, source)
     return rows
+
+
+def _pass(operation: Any, rows: Tensor, peer: int) -> None:
+    # As a batch, for which NCCL needs no communicator of the two ranks alone.
+    for work in dist.batch_isend_irecv([dist.P2POp(operation, as_bytes(rows), peer)]) if rows.numel() else ():
+        work.wait()

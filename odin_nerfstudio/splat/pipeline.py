@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -82,8 +83,12 @@ class OdinPipeline(VanillaPipeline):
         grad_scaler: GradScaler | None = None,
     ) -> None:
         self.world = World.current(device, local_rank)
-        if self.world.device.type == "cuda":
+        if self.world.device.index is not None:
             torch.cuda.set_device(self.world.device)  # ns-train leaves every process on the first GPU
+        elif self.world.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            # The rasterizer and Adam have threads of their own. OpenMP's, which would share the small operations in
+            # between, wait for each other by spinning: ten times slower as soon as anything else runs on the machine.
+            torch.set_num_threads(1)
         with exit_with_sentence():
             torch.manual_seed(config.seed)  # the ranks begin with the same scene
             # One rank as far as nerfstudio knows: no DDP, whose hooks are lost when parameters are replaced.

@@ -149,8 +149,9 @@ class UnitRunner:
         unit, self._pushed = self._pushed, None
         if unit is not None:
             found = self._exchange.gradients(unit, first=False)
-            if not unit.locks.finished:  # what was wanted was all there is
+            if not unit.locks.finished:  # else what was wanted was all there is
                 self._publish(unit, found)
+            self._watch(unit, found)
 
     def _want(self, unit: Unit, follower: Unit) -> None:
         """Finds out for which rows of a unit the one after it waits, and lets the other ranks know."""
@@ -169,6 +170,7 @@ class UnitRunner:
         found = self._exchange.gradients(unit, first=True)
         self.signal |= self._push.signal
         self._publish(unit, found, unit.wanted)
+        self._watch(unit, found)
         if unit.wanted is None:
             self._pushed = None
 
@@ -197,8 +199,10 @@ class UnitRunner:
                 unit.postponed, active = active.select(postponed), active.select(~postponed)
             self.graph.stage(unit.locks, active.values, active.rows)
             self.graph.publish(unit.locks)
-            if self._model.strategy.watches(unit.step):
-                self._model.watch(found.statistics)
+
+    def _watch(self, unit: Unit, found: RowGradients) -> None:
+        if self._model.strategy.watches(unit.step):
+            self._model.watch(found.statistics)
 
     def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
         for name in self._model.gauss_params:
