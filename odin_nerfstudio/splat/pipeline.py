@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from odin_nerfstudio.comm.exchange import Link
 from odin_nerfstudio.comm.placement import Placement
 from odin_nerfstudio.comm.replicas import Replicas
 from odin_nerfstudio.comm.world import World
+from odin_nerfstudio.cpu import threads
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
 from odin_nerfstudio.splat.datamanager import Batch, OdinDataManager, OdinDataManagerConfig
@@ -85,10 +85,8 @@ class OdinPipeline(VanillaPipeline):
         self.world = World.current(device, local_rank)
         if self.world.device.index is not None:
             torch.cuda.set_device(self.world.device)  # ns-train leaves every process on the first GPU
-        elif self.world.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            # The rasterizer and Adam have threads of their own. OpenMP's, which would share the small operations in
-            # between, wait for each other by spinning: ten times slower as soon as anything else runs on the machine.
-            torch.set_num_threads(1)
+        elif self.world.device.type == "cpu":
+            threads.claim()
         with exit_with_sentence():
             torch.manual_seed(config.seed)  # the ranks begin with the same scene
             # One rank as far as nerfstudio knows: no DDP, whose hooks are lost when parameters are replaced.

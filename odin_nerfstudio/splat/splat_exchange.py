@@ -130,9 +130,11 @@ class SplatExchange:
                 of_part = torch.ones_like(part.rows, dtype=torch.bool)
             for view, splats in part.splats.items():
                 came, returned = of_part[splats.index], next(pieces[unit.ranks[view]])
-                if came.any():
+                every = returned
+                if len(returned) < len(came):
                     every = returned.new_zeros(len(came), returned.shape[1])
                     every[came] = returned
+                if len(returned):
                     pull_back(splats, SplatGradBlock.unpack(every), unit.cameras[view])
                 seen[view].append((part.rows[splats.index[came]], returned, splats.radii[came]))
             rows.append(part.rows[of_part])
@@ -169,6 +171,6 @@ class SplatExchange:
 
 def _kept(unit: Unit, part: Part, first: bool) -> Tensor:
     """(R,) bool: rows of a part whose gradients are in the first push, or in the second."""
-    return (
-        torch.full_like(part.rows, first, dtype=torch.bool) if unit.wanted is None else unit.wanted[part.rows] == first
-    )
+    if unit.wanted is None:
+        return torch.full_like(part.rows, first, dtype=torch.bool)
+    return unit.wanted[part.rows] == first

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from odin_nerfstudio.cpu.threads import run, take
+from odin_nerfstudio.cpu.threads import claim, count, run, take, use
 
 
 @numba.njit(nogil=True)
@@ -28,10 +28,10 @@ def _tallied(items: int) -> np.ndarray:
 
 @pytest.fixture(params=[1, 2, 5])
 def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
+    before = count()
+    use(request.param)
     yield request.param
-    torch.set_num_threads(before)
+    use(before)
 
 
 @pytest.mark.parametrize("items", [0, 1, 2, 1000])
@@ -45,7 +45,7 @@ def test_concurrent_callers(threads: int) -> None:
 
 
 def _in_child() -> None:
-    torch.set_num_threads(2)
+    use(2)
     assert np.all(_tallied(100) == 1)
 
 
@@ -61,3 +61,12 @@ def test_after_a_fork(threads: int) -> None:
 def test_an_error_in_a_kernel_reaches_the_caller(threads: int) -> None:
     with pytest.raises(numba.TypingError):
         run(_tally, 3, "not an array")
+
+
+def test_torch_keeps_one_thread_when_kernels_claim_the_others(threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        claim()
+        assert (torch.get_num_threads(), count()) == (1, threads)
+    finally:
+        torch.set_num_threads(before)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from odin_nerfstudio.cpu import threads
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, select_rasterizer
 from odin_nerfstudio.splat.raster.numba import NumbaRasterizer
@@ -71,7 +72,7 @@ class RasterBench:
             "first_s": first,
             "pairs": pairs,
             "visible": len(splats.ids),
-            "threads": torch.get_num_threads(),
+            "threads": threads.count(),
             "device": self.device,
         }
 
@@ -82,7 +83,7 @@ class RasterBench:
         for name, values in (("forward", forward), ("backward", backward), ("both", total)):
             table.add_row(f"{name}, ms", f"{np.median(values):.1f}", f"{values.min():.1f} … {values.max():.1f}")
         table.add_row("pairs", f"{pairs / 1e6:.1f} M", f"{pairs / (self.width * self.height):.0f} a pixel")
-        table.add_row("pairs per second", f"{figures['mpairs_per_s']:.0f} M", f"{torch.get_num_threads()} threads")
+        table.add_row("pairs per second", f"{figures['mpairs_per_s']:.0f} M", f"{threads.count()} threads")
         table.add_row("error of the image", f"{image_error:.1e}", "of its maximum, against float64")
         table.add_row("error of the gradients", f"{gradient_error:.1e}", "of each one's maximum")
         Console().print(table)

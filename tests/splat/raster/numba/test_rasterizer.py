@@ -6,6 +6,7 @@ import pytest
 import torch
 from raster_scenes import PARAMETERS, Scene, evaluate, relative_error
 
+from odin_nerfstudio.cpu import threads
 from odin_nerfstudio.splat.raster.numba import NumbaRasterizer
 from odin_nerfstudio.splat.raster.reference import ReferenceRasterizer
 
@@ -29,15 +30,15 @@ def test_image_and_gradients(mode: str, degree: int | None) -> None:
 
 
 def test_same_bits_every_time_and_with_any_number_of_threads() -> None:
-    before = torch.get_num_threads()
+    before = threads.count()
     try:
-        torch.set_num_threads(1)
+        threads.use(1)
         one = evaluate(NumbaRasterizer(), LARGE)
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+        for number in (1, 2, 3):
+            threads.use(number)
             _assert_same(one, evaluate(NumbaRasterizer(), LARGE))
     finally:
-        torch.set_num_threads(before)
+        threads.use(before)
 
 
 def test_same_bits_for_any_order_of_rows() -> None:
