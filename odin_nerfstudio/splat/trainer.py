@@ -168,14 +168,16 @@ class OdinTrainer(Trainer):
         pipeline, model = self.pipeline, self.pipeline.model
         optimizers, runner, timeline = self.optimizers, pipeline.runner, pipeline.runner.timeline
         runner.request = self._request()
+        if pipeline.world.size == 1:
+            runner.signal |= runner.request
+        self._stop_if_asked()
         optimizers.zero_grad_all()
         if runner.is_drained:
             pipeline.rebalance()
         _, losses, metrics = pipeline.get_train_loss_dict(step)
         loss = torch.stack(list(losses.values())).sum()
         runner.settle()
-        if Signal.STOP in runner.signal:
-            raise KeyboardInterrupt
+        self._stop_if_asked()
         for name in model.gauss_params:
             optimizers.optimizers[name].announce()
         if not self._is_fence(step):
@@ -194,11 +196,19 @@ class OdinTrainer(Trainer):
             runner.signal, self._shown = runner.signal & ~Signal.SHOW, time.monotonic()
         return loss, losses, metrics
 
+    def _stop_if_asked(self) -> None:
+        if Signal.STOP in self.pipeline.runner.signal:
+            raise KeyboardInterrupt
+
     def _request(self) -> Signal:
         """What this rank wants all of them to know."""
         wants = Signal.STOP if self._interrupted else Signal.NONE
-        watched = self.viewer_state is not None and self.viewer_state.viser_server.get_clients()
-        if watched and time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS:
+        shared = self.pipeline.world.size > 1 and self.viewer_state is not None
+        if (
+            shared
+            and self.viewer_state.viser_server.get_clients()
+            and time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS
+        ):
             wants |= Signal.SHOW
         return wants
 
