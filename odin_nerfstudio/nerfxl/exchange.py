@@ -53,9 +53,9 @@ def share_tiles(world: World, held: Sequence[Radiance], enter: Tensor) -> Shared
     rays, count = enter.shape
     tiles = _own(world, held, count)
     parts = [integrate(*radiance, enter[:, tile]) for tile, radiance in zip(tiles, held, strict=True)]
-    own = torch.stack(parts) if parts else enter.new_zeros(0, rays, WIDTH)
-    everyone = _splice(world.all_gather_rows(own), own, tiles.start)
-    return _shared(world, everyone, own.nbytes, everyone.nbytes)
+    own = torch.stack(parts) if parts else _nothing(enter, rays, WIDTH)
+    all_rows = _splice(world.all_gather_rows(own), own, tiles.start)
+    return _shared(world, all_rows, own.nbytes, all_rows.nbytes)
 
 
 def share_samples(world: World, held: Sequence[Radiance], enter: Tensor) -> Shared:
@@ -66,18 +66,17 @@ def share_samples(world: World, held: Sequence[Radiance], enter: Tensor) -> Shar
     rays, count = enter.shape
     tiles = _own(world, held, count)
     # Tiles lie one after the other in the ranks' order, so "tile · R + ray" ascends over all samples together.
-    index = torch.cat(
-        [torch.zeros(0, dtype=torch.int32, device=enter.device)]
-        + [(r.samples.ray_index + tile * rays).int() for tile, r in zip(tiles, held, strict=True)]
-    )
-    rows = [torch.cat([torch.stack([r.samples.t_start, r.samples.t_end, r.sigma], 1), r.rgb], 1) for r in held]
-    own = torch.cat([enter.new_zeros(0, 6), *rows])
-    indices = world.all_gather_rows(index)
-    everyone = _splice(world.all_gather_rows(own), own, int((indices < tiles.start * rays).sum()))
-    t_start, t_end, sigma = everyone[:, :3].unbind(1)
-    samples = Samples(indices.long(), t_start.detach(), t_end.detach())
-    segments = integrate(samples, sigma, everyone[:, 3:], enter.T.reshape(-1))
-    mine, total = own.nbytes + index.nbytes, everyone.nbytes + indices.nbytes
+    indices, rows = [enter.new_zeros(0, dtype=torch.int32)], [_nothing(enter, 6)]
+    for tile, ((ray, *ends), sigma, rgb) in zip(tiles, held, strict=True):
+        indices.append((ray + tile * rays).int())
+        rows.append(torch.cat([torch.stack([*ends, sigma], 1), rgb], 1))
+    index, own = torch.cat(indices), torch.cat(rows)
+    all_indices = world.all_gather_rows(index)
+    all_rows = _splice(world.all_gather_rows(own), own, int((all_indices < tiles.start * rays).sum()))
+    t_start, t_end, sigma = all_rows[:, :3].unbind(1)
+    samples = Samples(all_indices.long(), t_start.detach(), t_end.detach())
+    segments = integrate(samples, sigma, all_rows[:, 3:], enter.T.reshape(-1))
+    mine, total = own.nbytes + index.nbytes, all_rows.nbytes + all_indices.nbytes
     return _shared(world, segments.view(count, rays, WIDTH), mine, total)
 
 
@@ -93,6 +92,11 @@ def _own(world: World, held: Sequence[Radiance], count: int) -> range:
     if len(held) != len(tiles):
         raise ValueError(f"rank {world.rank} holds {len(tiles)} of {count} tiles, but was given {len(held)}")
     return tiles
+
+
+def _nothing(like: Tensor, *shape: int) -> Tensor:
+    """No rows of ``shape``, from a rank without tiles. It has a graph, so that this rank too can go backward."""
+    return like.new_zeros(0, *shape, requires_grad=torch.is_grad_enabled())
 
 
 def _splice(gathered: Tensor, own: Tensor, first: int) -> Tensor:

@@ -88,10 +88,11 @@ def split(
     midpoints = along(origins[:, None], directions[:, None], (start + end) / 2)
     parts = []
     for tile in held:
-        kept = tiles.contains(tile, midpoints)
+        ray, step = tiles.contains(tile, midpoints).nonzero(as_tuple=True)
         if occupied is not None:
-            kept[kept.clone()] = occupied(tile, midpoints[kept])
-        parts.append(Samples(kept.nonzero()[:, 0], start[kept], end[kept]))
+            kept = occupied(tile, midpoints[ray, step])
+            ray, step = ray[kept], step[kept]
+        parts.append(Samples(ray, start[ray, step], end[ray, step]))
     return parts
 
 

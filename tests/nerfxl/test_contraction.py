@@ -15,8 +15,8 @@ def draw_tiles(seed: int, count: int) -> Tiles:
     return Tiles.build(torch.randn(100, 3, generator=generator) * torch.rand(3, generator=generator), count)
 
 
-@given(seeds, st.integers(1, 30))
-@settings(deadline=None)
+@given(seeds, st.integers(1, 20))
+@settings(deadline=None, max_examples=25)
 def test_monotone_smooth_and_invertible(seed: int, count: int) -> None:
     tiles = draw_tiles(seed, count)
     for tile in range(count):
@@ -27,8 +27,9 @@ def test_monotone_smooth_and_invertible(seed: int, count: int) -> None:
         torch.testing.assert_close(contraction(positions), line, rtol=0, atol=1e-12)
         (slope,) = torch.autograd.grad(contraction(positions).sum(), positions)
         assert (slope > 0).all()
-        # No jump of the slope, at the ends of the core either.
-        assert (slope[1:] / slope[:-1]).log().abs().max() < 0.5
+        # No jump of the slope, at the ends of the core either: its root falls evenly from there to 0.
+        root = (slope / slope.max(dim=0).values).sqrt()
+        assert root.diff(dim=0).abs().max() < 5 / len(line)
 
 
 @given(seeds, st.integers(1, 8), st.sampled_from([torch.float32, torch.float64]))

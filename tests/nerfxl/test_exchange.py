@@ -37,29 +37,16 @@ def step(world: World, exchange: str, count: int) -> tuple[dict[str, torch.Tenso
     with profile(activities=[ProfilerActivity.CPU]) as backward:
         loss.backward()
     world.sum_gradients([brightness])
-    assert blobs.grad is not None and brightness.grad is not None
     held = tiles_of_rank(world.rank, world.size, count)
-    gradients = {f"tile {tile}": blobs.grad[tile] for tile in held}
-    gradients |= {"shared": brightness.grad, "loss": loss.detach()[None]}
+    assert brightness.grad is not None and (blobs.grad is None) == (len(held) == 0)
+    gradients = {"shared": brightness.grad, "loss": loss.detach()[None]}
+    gradients |= {f"tile {tile}": blobs.grad[tile] for tile in held if blobs.grad is not None}
     return gradients, collectives(forward), collectives(backward)
 
 
-CASES = [(exchange, count) for exchange in EXCHANGES for count in (2, 5)]
-
-
-def steps(world: World) -> list[tuple[dict[str, torch.Tensor], int, int]]:
-    return [step(world, *case) for case in CASES]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_give_the_gradients_of_one_process(size: int) -> None:
-    """With three ranks and two tiles, one rank holds none."""
-    alone = steps(World.current())
-    for mine in run_ranks(size, steps):
-        for (gradients, forward, backward), (wanted, *_) in zip(mine, alone, strict=True):
-            assert forward > 0 and backward == 0
-            for name, value in gradients.items():
-                assert relative_error(value, wanted[name]) < 1e-6, name
+def work(world: World, counts: tuple[int, ...]) -> tuple[list, list[tuple[int, int, int]]]:
+    """Steps with both exchanges and each number of tiles; traffic. One start of the processes serves all tests."""
+    return [step(world, exchange, count) for count in counts for exchange in EXCHANGES], traffic(world)
 
 
 def traffic(world: World) -> list[tuple[int, int, int]]:
@@ -76,15 +63,24 @@ def traffic(world: World) -> list[tuple[int, int, int]]:
     return [(sum(len(part.ray_index) for part in parts), one.sent, one.received) for one in shared]
 
 
-def test_traffic_is_counted() -> None:
-    first, second = run_ranks(2, traffic)
-    tile_bytes = RAYS * 6 * 4
-    assert [part[1:] for part in (first[0], second[0])] == [(tile_bytes, tile_bytes)] * 2
-    samples, others = first[1][0], second[1][0]
-    assert samples + others == RAYS * SAMPLES
-    assert first[1][1:] == (28 * samples, 28 * others) and second[1][1:] == (28 * others, 28 * samples)
-    alone = traffic(World.current())
-    assert [part[1:] for part in alone] == [(0, 0)] * 2
+@pytest.mark.parametrize(("size", "counts"), [(2, (2, 5)), (3, (2,))], ids=["one or more tiles", "a rank without"])
+def test_ranks_equal_one_process(size: int, counts: tuple[int, ...]) -> None:
+    wanted, nothing = work(World.current(), counts)
+    ranks = run_ranks(size, work, counts)
+    for steps, _ in ranks:
+        for (mine, forward, backward), (alone, *_) in zip(steps, wanted, strict=True):
+            assert forward > 0 and backward == 0
+            for name, value in mine.items():
+                assert relative_error(value, alone[name]) < 1e-6, name
+
+    assert [moved[1:] for moved in nothing] == [(0, 0)] * 2
+    by_tile, by_sample = zip(*(moved for _, moved in ranks), strict=True)
+    tiles = [len(tiles_of_rank(rank, size, 2)) for rank in range(size)]
+    assert sum(samples for samples, *_ in by_sample) == RAYS * SAMPLES
+    for held, (_, sent, received) in zip(tiles, by_tile, strict=True):
+        assert (sent, received) == (RAYS * 24 * held * (size - 1), RAYS * 24 * (2 - held))
+    for samples, sent, received in by_sample:
+        assert (sent, received) == (28 * samples * (size - 1), 28 * (RAYS * SAMPLES - samples))
 
 
 def test_the_wrong_number_of_tiles_is_named() -> None:
