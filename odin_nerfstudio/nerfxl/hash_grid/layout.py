@@ -20,8 +20,8 @@ FEATURE_COUNTS = (1, 2, 4, 8)
 MAX_LEVELS = 32
 
 LEVEL = np.dtype(
-    [("scale", np.float32), ("resolution", np.uint32), ("offset", np.uint32), ("entries", np.uint32), ("hashed", np.uint32)]
-)  # fmt: skip
+    [("scale", np.float32)] + [(name, np.uint32) for name in ("resolution", "offset", "entries", "hashed")],
+)
 """One level as the kernels read it; ``struct Level`` in cuda/hash_grid.cu mirrors it."""
 
 

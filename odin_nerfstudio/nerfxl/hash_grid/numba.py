@@ -3,9 +3,9 @@
 Memory is feature by feature, (levels · features, N), so that a level is read and written in one sweep while its part
 of the table stays in the cache; callers see the transpose, which matrix products take as it is.
 
-Forward: a work item is one level of a block of positions. Gradient of the table: an item is a whole level, whose entries
-nobody else writes, in the order of the positions; so at most as many threads as there are levels can help. Gradient of
-the positions: an item is a block of positions.
+Forward: a work item is one level of a block of positions. Gradient of the table: an item is a whole level, whose
+entries nobody else writes, in the order of the positions; so at most as many threads as there are levels can help.
+Gradient of the positions: an item is a block of positions.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _positions_backward(counter, items, levels, positions, table, grad, grad_pos
                 y, v = _split(positions[n, 1], scale)
                 z, w = _split(positions[n, 2], scale)
                 e0, e1, e2, e3, e4, e5, e6, e7 = _entries(grid, x, y, z)
-                a, b, c = _ONE - u, _ONE - v, _ONE - w
+                b, c = _ONE - v, _ONE - w
                 along_x = along_y = along_z = np.float32(0.0)
                 for f in range(features):
                     g = grad[index * features + f, n]

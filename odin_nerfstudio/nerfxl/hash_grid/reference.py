@@ -33,20 +33,19 @@ def encode(positions: Tensor, table: Tensor, layout: HashGridLayout) -> Tensor:
 def _level(positions: Tensor, table: Tensor, level: Level) -> Tensor:
     """(N, F) features of one level."""
     scaled = positions * level.scale + 0.5
-    cell = scaled.detach().floor()
-    upper = scaled - cell
-    lower = 1 - upper
+    lower_vertex = scaled.detach().floor()
+    above = scaled - lower_vertex
+    weights = (1 - above, above)  # of the lower and the upper vertex along each axis
+    x, y, z = lower_vertex.long().unbind(-1)
     features = positions.new_zeros(len(positions), table.shape[1])
-    for corner in itertools.product((0, 1), repeat=3):
-        x, y, z = (torch.where(torch.tensor(corner, device=cell.device) > 0, upper, lower)).unbind(-1)
-        vertex = cell.long() + torch.tensor(corner, device=cell.device)
-        features = features + (x * y * z)[:, None] * table[level.offset + _entry(vertex, level)]
+    for i, j, k in itertools.product((0, 1), repeat=3):
+        weight = weights[i][:, 0] * weights[j][:, 1] * weights[k][:, 2]
+        features = features + weight[:, None] * table[level.offset + _entry(x + i, y + j, z + k, level)]
     return features
 
 
-def _entry(vertex: Tensor, level: Level) -> Tensor:
-    """(N,) int64 entries within the level of (N, 3) int64 vertices (equation 4 for hashed levels)."""
-    x, y, z = vertex.unbind(-1)
+def _entry(x: Tensor, y: Tensor, z: Tensor, level: Level) -> Tensor:
+    """(N,) int64 entries within the level of the vertices (x, y, z), int64 (equation 4 for hashed levels)."""
     if level.hashed:
         index = (x * _PRIMES[0]) ^ (y * _PRIMES[1]) ^ (z * _PRIMES[2])
     else:
