@@ -23,6 +23,7 @@ from filelock import FileLock
 
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
 _PACKAGE = Path(__file__).parent
+_USUAL_COMPILER_FOLDER = "/usr/local/cuda/bin"
 
 
 class KernelUnavailable(Exception):
@@ -121,7 +122,7 @@ def _compiler() -> str:
     for home in homes:
         if found := shutil.which("nvcc", path=str(Path(home) / "bin")):
             return found
-    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=_USUAL_COMPILER_FOLDER)
     if not found:
         raise KernelUnavailable("There is no CUDA compiler: nvcc is neither in CUDA_HOME nor on the path.")
     return found

@@ -1,5 +1,4 @@
-"""Which parts of a tile are worth sampling: a grid of cells with the opacity seen there (Müller et al.
-2022, appendix E.2)."""
+"""Which parts of a tile are worth sampling (Müller et al. 2022, "Instant neural graphics primitives", appendix E.2)."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class OccupancyConfig:
-    """A tile's occupancy grid."""
+    """The grid of cells that remembers how opaque each part of a tile was."""
 
     resolution: int = 128
     """Cells along an edge of a tile."""
