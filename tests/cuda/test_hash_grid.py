@@ -42,8 +42,8 @@ def test_the_default_grid_is_the_cpus(encode) -> None:
     grad = torch.randn(n, layout.out_dim, generator=rng(2))
     expected = derivatives(numba.encode, layout, positions, table, grad)
     found = derivatives(encode, layout, positions.cuda(), table.cuda(), grad.cuda())
-    # The CPU does not fuse x·scale + ½, so the fraction of a cell differs by up to 2⁻²² · 2,048 along each axis: a value
-    # by twice that, a weight by that.
+    # The CPU does not fuse x·scale + ½, so the fraction of a cell differs by up to 2⁻²² · 2,048 along an axis: a weight
+    # by as much, a value by twice that.
     fraction = 2.0**-22 * 2048
     torch.testing.assert_close(found.encoding.cpu(), expected.encoding, rtol=0, atol=6 * fraction)
     assert (found.table.cpu() - expected.table).norm() < 3 * fraction * expected.table.norm()
