@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 import torch
-from hash_grid_cases import assert_agrees_with_twin, derivatives, dyadic
+from hash_grid_cases import assert_agrees_with_twin, assert_within, derivatives, dyadic
 
 from odin_nerfstudio import kernels
-from odin_nerfstudio.nerfxl.hash_grid import HashGrid, HashGridConfig, numba
+from odin_nerfstudio.nerfxl.hash_grid import HashGrid, HashGridConfig, reference
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -35,18 +35,17 @@ def test_values_and_gradients_are_the_twins(encode, features, levels, log2_table
 
 
 @needs_cuda
-def test_the_default_grid_is_the_cpus(encode) -> None:
+def test_the_default_grid_is_the_twins(encode) -> None:
     layout = HashGridConfig().layout
     n = 20_000
     positions, table = torch.rand(n, 3, generator=rng()), torch.rand(layout.entries, 2, generator=rng(1)) * 2 - 1
     grad = torch.randn(n, layout.out_dim, generator=rng(2))
-    expected = derivatives(numba.encode, layout, positions, table, grad)
-    found = derivatives(encode, layout, positions.cuda(), table.cuda(), grad.cuda())
-    # The CPU does not fuse x·scale + ½, so the fraction of a cell differs by up to 2⁻²² · 2,048 along an axis: a weight
-    # by as much, a value by twice that.
-    fraction = 2.0**-22 * 2048
-    torch.testing.assert_close(found.encoding.cpu(), expected.encoding, rtol=0, atol=6 * fraction)
-    assert (found.table.cpu() - expected.table).norm() < 3 * fraction * expected.table.norm()
+    expected = derivatives(reference.encode, layout, *(tensor.double().cuda() for tensor in (positions, table, grad)))
+    found = derivatives(encode, layout, *(tensor.cuda() for tensor in (positions, table, grad)))
+    # x·scale + ½ is rounded once, by up to 2⁻²⁴ · 2,048: a weight changes by that along each axis, a value by twice that.
+    fraction = 2.0**-24 * 2048
+    assert_within(found.encoding, expected.encoding.cpu(), torch.tensor(6 * fraction))
+    assert (found.table - expected.table).norm() < 3 * fraction * expected.table.norm()
 
 
 @needs_cuda
@@ -72,10 +71,10 @@ def test_operators_keep_torchs_rules(encode) -> None:
 
 @needs_cuda
 def test_the_module_runs_on_the_device(encode) -> None:
-    grid = HashGrid(HashGridConfig(log2_table_size=12), rng())
-    positions = torch.rand(100, 3, generator=rng())
-    on_cpu = grid(positions)
-    torch.testing.assert_close(grid.cuda()(positions.cuda()).cpu(), on_cpu, rtol=0, atol=1e-6)
+    grid = HashGrid(HashGridConfig(log2_table_size=12), rng()).cuda()
+    positions = torch.rand(100, 3, generator=rng()).cuda()
+    expected = reference.encode(positions.double(), grid.table.double(), grid.layout)
+    torch.testing.assert_close(grid(positions).double(), expected, rtol=0, atol=1e-6)
 
 
 @needs_cuda
