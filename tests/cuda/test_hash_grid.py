@@ -42,7 +42,7 @@ def test_the_default_grid_is_the_twins(encode) -> None:
     grad = torch.randn(n, layout.out_dim, generator=rng(2))
     expected = derivatives(reference.encode, layout, *(tensor.double().cuda() for tensor in (positions, table, grad)))
     found = derivatives(encode, layout, *(tensor.cuda() for tensor in (positions, table, grad)))
-    # x·scale + ½ is rounded once, by up to 2⁻²⁴ · 2,048: a weight changes by that along each axis, a value by twice that.
+    # x·scale + ½ is rounded once, by up to 2⁻²⁴ · 2,048: a weight changes by that along an axis, a value by twice that.
     fraction = 2.0**-24 * 2048
     assert_within(found.encoding, expected.encoding.cpu(), torch.tensor(6 * fraction))
     assert (found.table - expected.table).norm() < 3 * fraction * expected.table.norm()
