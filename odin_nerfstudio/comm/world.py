@@ -87,6 +87,13 @@ class World:
             dist.all_gather_object(values, value)
         return values
 
+    def gather_objects(self, value: Any) -> list[Any] | None:
+        """The picklable ``value`` of every rank, in the order of ranks, on rank 0; None on the others."""
+        values: list[Any] | None = [value] * self.size if self.rank == 0 else None
+        if self.size > 1:
+            dist.gather_object(value, values)
+        return values
+
     def check_same(self, value: str, what: str) -> None:
         """Checks that ``value``, such as a hash, is the same on all ranks.
 
