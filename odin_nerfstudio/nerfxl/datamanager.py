@@ -117,7 +117,11 @@ class NerfXLDataManager(VanillaDataManager[UndistortedDataset]):
             raise UserError(
                 f"{self.get_datapath()}: no image is left for training. Choose another --eval-mode of the dataparser."
             )
-        return dataset
+        return _pinhole(dataset)
+
+    def create_eval_dataset(self) -> UndistortedDataset:
+        """The evaluation images."""
+        return _pinhole(super().create_eval_dataset())
 
     def setup_train(self) -> None:
         """Nothing is decoded yet: most tools look at cameras only."""
@@ -208,3 +212,9 @@ class EvalImages:
 
     def __iter__(self) -> Iterator[tuple[Cameras, Batch]]:
         return (self._manager.eval_view(index) for index in range(len(self)))
+
+
+def _pinhole(dataset: UndistortedDataset) -> UndistortedDataset:
+    """The dataset, its cameras without the distortion that its images have no more: rays would be bent by it."""
+    dataset.cameras.distortion_params = None
+    return dataset
