@@ -40,7 +40,7 @@ from odin_nerfstudio.splat.perceptual import LazyLPIPS
 
 Outputs = dict[str, Any]
 
-_WARMUP_SHARE = 4
+_WARMUP_SHARE = 2
 """Before occupancy grids know anything, rays have this fraction of their samples."""
 
 
@@ -75,7 +75,7 @@ class NerfXLModelConfig(ModelConfig):
     occupancy_resolution: int = 128
     """Cells along an edge of a tile's occupancy grid."""
     occupancy_warmup_steps: int = 256
-    """Until this step nothing is skipped, and rays have a quarter of their samples."""
+    """Until this step nothing is skipped, and rays have half of their samples."""
     occupancy_threshold: float = 0.01
     """Cells whose samples were less opaque than this are skipped."""
     near_plane: float | None = None
@@ -213,7 +213,7 @@ class NerfXLModel(Model):
         tiles = self.tiles
         ends = lattice(near, far, self._samples_per_ray(), jitter=self._draw("jitter", rays, 1), knee=self.scene.unit)
         crossings = cross(tiles, origins.detach(), directions.detach(), near, far)
-        occupied = self._occupied if self.step >= self.config.occupancy_warmup_steps else None
+        occupied = self._occupied if self._knows_where else None
         parts = split(ends, origins.detach(), directions.detach(), tiles, self.held, occupied)
         image_ids = ray_bundle.camera_indices
         per_ray = self.head.encode_rays(
@@ -239,6 +239,8 @@ class NerfXLModel(Model):
 
     def _radiance(self, tile: int, part: Samples, origins: Tensor, directions: Tensor, per_ray: Tensor) -> Radiance:
         module, contraction = self._tile(tile)
+        if self._knows_where:
+            part = module.visible(part, origins.detach(), directions.detach(), contraction, self.scene.unit)
         return module.radiance(part, origins, directions, contraction, self.scene.unit, self.head, per_ray)
 
     def _share(self, held: list[Radiance], enter: Tensor) -> Tensor:
@@ -256,7 +258,12 @@ class NerfXLModel(Model):
 
     def _samples_per_ray(self) -> int:
         count = self.config.samples_per_ray
-        return max(count // _WARMUP_SHARE, 1) if self.step < self.config.occupancy_warmup_steps else count
+        return count if self._knows_where else max(count // _WARMUP_SHARE, 1)
+
+    @property
+    def _knows_where(self) -> bool:
+        """Whether the field says by now where samples are worth their cost."""
+        return self.step >= self.config.occupancy_warmup_steps
 
     def _interval(self, bundle: RayBundle) -> tuple[Tensor, Tensor]:
         """(R, 1) where rays begin and end: the scene's, or the part of it that a crop leaves."""

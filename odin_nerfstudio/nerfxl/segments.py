@@ -42,7 +42,7 @@ def integrate(samples: Samples, sigma: Tensor, rgb: Tensor, reference: Tensor) -
     ray, start, end = samples
     delta = end - start
     optical = (sigma * delta).clamp(max=_OPAQUE)
-    before, total = _running_sum(optical, ray, len(reference))
+    before, total = running_sum(optical, ray, len(reference))
     reached = torch.exp(-before)
     weight = reached * -torch.expm1(-optical)
     offset = ((start - reference[ray]) + (end - reference[ray])) / 2
@@ -55,7 +55,7 @@ def integrate(samples: Samples, sigma: Tensor, rgb: Tensor, reference: Tensor) -
     return torch.cat([total[:, None], summed], dim=1)
 
 
-def _running_sum(values: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
+def running_sum(values: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
     """(S,) sum over the earlier samples of the same ray, and (R,) over all of them.
 
     One running sum over the whole packed array would give each ray the rounding of all rays before it; so rays are

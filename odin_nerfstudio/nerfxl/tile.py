@@ -11,9 +11,14 @@ from odin_nerfstudio.nerfxl.field import SharedHead, TileField, TileFieldConfig
 from odin_nerfstudio.nerfxl.lattice import Samples
 from odin_nerfstudio.nerfxl.occupancy import OccupancyConfig, OccupancyGrid
 from odin_nerfstudio.nerfxl.scene import Scene
+from odin_nerfstudio.nerfxl.segments import running_sum
 
 _CHUNK = 1 << 18
 """Positions that an occupancy update evaluates at a time."""
+_HIDDEN = 6.9
+"""Optical depth within a tile behind which samples are left out: a thousandth of the light gets there."""
+_STRETCHES = 4
+"""In how many parts, front to back, rays are searched for the end of what is visible."""
 
 
 class Tile(nn.Module):
@@ -55,6 +60,31 @@ class Tile(nn.Module):
         """
         density, geometry = self.field(contraction(samples.positions(origins, directions)))
         return Radiance(samples, density / unit, head(geometry, rays, samples.ray_index))
+
+    @torch.no_grad()
+    def visible(
+        self, samples: Samples, origins: Tensor, directions: Tensor, contraction: Contraction, unit: float
+    ) -> Samples:
+        """The samples that are not hidden behind others of this tile; arguments as of :meth:`radiance`.
+
+        Space behind surfaces is opaque, since nothing tells it not to be, so occupancy grids do not skip it. Finding
+        out takes the density only, and not that of what is known to be hidden already.
+        """
+        ray, start, end = samples
+        counts = torch.bincount(ray, minlength=len(origins))
+        place = torch.arange(len(ray), device=ray.device) - (counts.cumsum(0) - counts)[ray]
+        stretch = place * _STRETCHES // counts[ray].clamp_min(1)
+        optical = torch.zeros_like(start)
+        passed = start.new_zeros(len(origins))
+        for part in range(_STRETCHES):
+            index = ((stretch == part) & (passed[ray] < _HIDDEN)).nonzero()[:, 0]
+            chosen = Samples(ray[index], start[index], end[index])
+            density, _ = self.field(contraction(chosen.positions(origins, directions)))
+            optical[index] = density / unit * (chosen.t_end - chosen.t_start)
+            passed.index_add_(0, chosen.ray_index, optical[index])
+        before, _ = running_sum(optical, ray, len(origins))
+        kept = before < _HIDDEN
+        return Samples(ray[kept], start[kept], end[kept])
 
     @torch.no_grad()
     def look_around(self, step: int, contraction: Contraction, scene: Scene, samples: int) -> None:
