@@ -63,7 +63,9 @@ def test_draws_belong_to_steps() -> None:
 
 
 def test_exchanges_agree_in_one_process() -> None:
-    images = [make_model(make_scene(), tiles=3, exchange=kind).eval()(make_rays())["rgb"] for kind in ("tile", "sample")]
+    images = [
+        make_model(make_scene(), tiles=3, exchange=kind).eval()(make_rays())["rgb"] for kind in ("tile", "sample")
+    ]
     torch.testing.assert_close(*images, rtol=1e-5, atol=1e-6)
 
 

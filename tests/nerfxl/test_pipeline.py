@@ -49,19 +49,28 @@ def gradients(world: World, capture: Path, tiles: int, exchange: str) -> tuple[d
     return grads, calls
 
 
-@pytest.mark.parametrize(("ranks", "tiles", "exchange"), [(2, 2, "tile"), (2, 3, "sample"), (3, 2, "tile")])
-def test_gradients_are_those_of_one_process(demo_capture: Path, ranks: int, tiles: int, exchange: str) -> None:
+Cases = list[tuple[int, str]]
+
+
+def all_gradients(world: World, capture: Path, cases: Cases) -> list[tuple[dict[str, Any], Counter[str]]]:
+    """:func:`gradients` for several numbers of tiles and exchanges."""
+    return [gradients(world, capture, tiles, exchange) for tiles, exchange in cases]
+
+
+@pytest.mark.parametrize(("ranks", "cases"), [(2, [(2, "tile"), (3, "sample")]), (3, [(2, "tile")])])
+def test_gradients_are_those_of_one_process(demo_capture: Path, ranks: int, cases: Cases) -> None:
     """With as many, more and fewer tiles than ranks; shared parameters too, and regularisers once."""
-    expected, _ = gradients(World.current(), demo_capture, tiles, "tile")
-    results = run_ranks(ranks, gradients, demo_capture, tiles, exchange, timeout=120)
-    assert not any(calls for _, calls in results)
-    seen = set()
-    for grads, _ in results:
-        for name, grad in grads.items():
-            error = (grad - expected[name]).norm() / expected[name].norm().clamp_min(1e-12)
-            assert error <= 1e-6, name
-            seen.add(name)
-    assert seen == expected.keys()
+    results = run_ranks(ranks, all_gradients, demo_capture, cases, timeout=240)
+    for case, (tiles, _) in enumerate(cases):
+        expected, _ = gradients(World.current(), demo_capture, tiles, "tile")
+        seen = set()
+        for grads, calls in (result[case] for result in results):
+            assert not calls
+            for name, grad in grads.items():
+                error = (grad - expected[name]).norm() / expected[name].norm().clamp_min(1e-12)
+                assert error <= 1e-6, name
+                seen.add(name)
+        assert seen == expected.keys()
 
 
 def evaluation(world: World, capture: Path) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
@@ -80,7 +89,7 @@ def evaluation(world: World, capture: Path) -> tuple[dict[str, Any], torch.Tenso
 
 def test_evaluation_sees_all_tiles_and_a_viewer_those_of_its_rank(demo_capture: Path) -> None:
     expected, image, _ = evaluation(World.current(), demo_capture)
-    (first, whole, alone), (second, other, _) = run_ranks(2, evaluation, demo_capture, timeout=120)
+    (first, whole, alone), (second, other, _) = run_ranks(2, evaluation, demo_capture, timeout=240)
     for name, value in expected.items():
         torch.testing.assert_close(torch.as_tensor(first[name]), torch.as_tensor(value), rtol=1e-5, atol=1e-6)
         assert first[name] == second[name]
