@@ -184,6 +184,8 @@ class NerfXLModel(Model):
         self._contractions = [Contraction.of(tiles, tile) for tile in range(len(tiles))]
 
     def _tile(self, number: int) -> tuple[Tile, Contraction]:
+        if self._contractions[number].centre.device != self.device:
+            self._set_tiles(self._tiles.to(self.device))
         return self.fields[str(number)], self._contractions[number]  # type: ignore[return-value]
 
     @contextmanager
@@ -333,7 +335,7 @@ class NerfXLModel(Model):
         the rank that has them; the hash grids' decay is that of this rank's tiles; and what is a function of shared
         parameters alone counts on rank 0 only.
         """
-        target = self._target(batch["image"].to(self.device), outputs.get("background", self._background(1)))
+        target = self._target(batch["image"].to(self.device), outputs)
         losses = {"rgb_loss": functional.mse_loss(outputs["rgb"], target)}
         if not self.training:
             return losses
@@ -356,7 +358,7 @@ class NerfXLModel(Model):
 
     def get_metrics_dict(self, outputs: Outputs, batch: dict[str, Any]) -> dict[str, Any]:
         """PSNR of a batch, and how far the camera optimizer has gone."""
-        target = self._target(batch["image"].to(self.device), outputs.get("background", self._background(1)))
+        target = self._target(batch["image"].to(self.device), outputs)
         metrics = {"psnr": self.psnr(outputs["rgb"].detach(), target)}
         if "distortion" in outputs:
             metrics["distortion"] = outputs["distortion"].detach().mean()
@@ -367,8 +369,7 @@ class NerfXLModel(Model):
         self, outputs: Outputs, batch: dict[str, Any]
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
         """PSNR, SSIM and, where its weights can be had, LPIPS of an image; pictures of all outputs."""
-        image = batch["image"].to(self.device).float()
-        truth = self._target(image / 255 if batch["image"].dtype == torch.uint8 else image, self._background(1))
+        truth = self._target(batch["image"].to(self.device), outputs)
         rgb = outputs["rgb"].to(self.device).clamp(0, 1)
         pair = [picture.movedim(-1, 0)[None] for picture in (truth, rgb)]
         metrics = {"psnr": float(self.psnr(*pair)), "ssim": float(self.ssim(*pair)), "lpips": float(self.lpips(*pair))}
@@ -381,11 +382,11 @@ class NerfXLModel(Model):
         }
         return {name: value for name, value in metrics.items() if value == value}, images
 
-    @staticmethod
-    def _target(image: Tensor, background: Tensor) -> Tensor:
-        """(..., 3) from (..., 3 or 4): transparent pixels show the background."""
+    def _target(self, image: Tensor, outputs: Outputs) -> Tensor:
+        """(..., 3) from (..., 3 or 4): transparent pixels show the background that ``outputs`` were rendered over."""
         if image.shape[-1] == 3:
             return image
+        background = outputs["background"] if "background" in outputs else self._background(1)
         return image[..., :3] * image[..., 3:] + (1 - image[..., 3:]) * background
 
     # -------------------------------------------------------------------------------------------------- loading

@@ -52,7 +52,7 @@ class NerfXLPipeline(VanillaPipeline):
         grad_scaler: GradScaler | None = None,
     ) -> None:
         self.world = World.current(device, local_rank)
-        if self.world.device.type == "cuda":
+        if self.world.device.type == "cuda" and self.world.device.index is not None:
             torch.cuda.set_device(self.world.device)  # ns-train leaves every process on the first GPU
         config.model.seed = config.seed
         if config.model.tiles is None:  # kept in config.yml, for tools that run in one process
@@ -65,6 +65,8 @@ class NerfXLPipeline(VanillaPipeline):
             if test_mode == "val":  # what nerfstudio calls a pipeline that is going to be trained
                 self.datamanager.prepare_training()
                 self.world.check_same(self.datamanager.train_dataset.metadata["scene"].images, "the list of images")
+                # Faces that differ in the last bit, as processors round, would leave gaps between tiles.
+                self.model.set_extra_state(self.world.broadcast_object(self.model.get_extra_state()))
 
     def shared_parameters(self) -> list[torch.nn.Parameter]:
         """Those that every rank holds, and whose gradients are summed over the ranks."""
