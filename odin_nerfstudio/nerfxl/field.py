@@ -19,6 +19,7 @@ from torch.nn import functional
 from odin_nerfstudio.nerfxl.hash_grid import HashGrid, HashGridConfig
 
 _SH_LEVELS = 4
+_INITIAL_APPEARANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class SharedHead(nn.Module):
         super().__init__()
         self.config = config
         self.appearance = nn.Embedding(num_images, config.appearance_embed_dim)
-        self.appearance.weight.data.normal_(generator=generator)
+        # Nearly alike at first, so that the mean, which other views get, stays among them.
+        self.appearance.weight.data.normal_(std=_INITIAL_APPEARANCE, generator=generator)
         ray_dim = _SH_LEVELS**2 + config.appearance_embed_dim
         fan_in = geo_feat_dim + ray_dim
         self.ray_layer = _linear(ray_dim, config.hidden_dim, generator, fan_in)

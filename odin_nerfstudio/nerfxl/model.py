@@ -68,8 +68,9 @@ class NerfXLModelConfig(ModelConfig):
     """Vertices along an edge of the finest level."""
     hidden_dim: int = 64
     """Width of the density and colour networks."""
-    appearance_embed_dim: int = 32
-    """Numbers that describe exposure and weather of each training image; 0 for none."""
+    appearance_embed_dim: int = 0
+    """Numbers that describe exposure and weather of each training image, such as 32; 0 for none. Where images are alike
+    it costs quality: views that are not training images are rendered with an appearance that none of them had."""
     use_average_appearance_embedding: bool = True
     """Whether views that are not training images get the mean appearance, or else zeros."""
     occupancy_resolution: int = 128

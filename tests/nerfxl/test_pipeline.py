@@ -20,6 +20,7 @@ def make_pipeline(capture: Path, tiles: int, exchange: str = "tile") -> NerfXLPi
     """Every regulariser acts."""
     config = make_config(capture, capture, tiles).pipeline
     config.model.exchange = exchange  # type: ignore[assignment]
+    config.model.appearance_embed_dim = 4
     config.model.camera_optimizer.mode = "SO3xR3"
     config.model.camera_optimizer.trans_l2_penalty = config.model.camera_optimizer.rot_l2_penalty = 1.0
     config.model.hash_decay_mult, config.model.distortion_loss_mult = 1.0, 0.1
