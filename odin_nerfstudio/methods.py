@@ -9,6 +9,7 @@ from nerfstudio.engine.optimizers import AdamOptimizerConfig
 from nerfstudio.engine.schedulers import ExponentialDecaySchedulerConfig
 from nerfstudio.plugins.types import MethodSpecification
 
+from odin_nerfstudio.nerfxl.trainer import FusedAdamConfig, NerfXLTrainerConfig
 from odin_nerfstudio.splat.trainer import LazyAdamConfig, OdinTrainerConfig
 
 odin_splatfacto = MethodSpecification(
@@ -46,4 +47,32 @@ odin_splatfacto = MethodSpecification(
         },
     ),
     description="Gaussian splatting with Odin's primitive-level synchronisation (arXiv 2607.19893).",
+)
+
+nerfxl = MethodSpecification(
+    config=NerfXLTrainerConfig(
+        method_name="nerfxl",
+        steps_per_eval_batch=500,
+        steps_per_eval_image=500,
+        steps_per_eval_all_images=25_000,
+        steps_per_save=2000,
+        max_num_iterations=30_000,
+        mixed_precision=False,
+        vis="viewer",
+        optimizers={
+            "fields": {
+                "optimizer": FusedAdamConfig(lr=1e-2),
+                "scheduler": ExponentialDecaySchedulerConfig(lr_final=1e-4, max_steps=30_000),
+            },
+            "head": {
+                "optimizer": FusedAdamConfig(lr=1e-2),
+                "scheduler": ExponentialDecaySchedulerConfig(lr_final=1e-4, max_steps=30_000),
+            },
+            "camera_opt": {
+                "optimizer": AdamOptimizerConfig(lr=1e-3, eps=1e-15),
+                "scheduler": ExponentialDecaySchedulerConfig(lr_final=1e-4, max_steps=5_000),
+            },
+        },
+    ),
+    description="NeRF-XL: one radiance field in tiles, trained jointly and exactly over many ranks (arXiv 2404.16221).",
 )

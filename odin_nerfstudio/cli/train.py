@@ -17,9 +17,9 @@ from nerfstudio.utils import comms, profiler
 
 from odin_nerfstudio.cli.recipe import recipe_arguments
 from odin_nerfstudio.comm.launch import INTERRUPTED, Layout, launch
+from odin_nerfstudio.comm.trainer import RankTrainerConfig
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
-from odin_nerfstudio.splat.trainer import OdinTrainerConfig
 
 DESCRIPTION = """Trains as ns-train does, with one process for each GPU, or for each share of the CPU cores:
 
@@ -41,11 +41,11 @@ def main(arguments: list[str]) -> None:
     """
     config, layout = parse(arguments)
     layout.check()
-    if isinstance(config, OdinTrainerConfig):
+    if isinstance(config, RankTrainerConfig):
         config.check()
     if layout.node == 0:
         config.print_to_terminal()
-        if not isinstance(config, OdinTrainerConfig):  # which saves itself, once the run stands
+        if not isinstance(config, RankTrainerConfig):  # which saves itself, once the run stands
             config.save_config()
     launch(f"{__spec__.name}:train_rank", (config,), layout)
 

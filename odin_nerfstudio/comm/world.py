@@ -72,11 +72,26 @@ class World:
         dist.broadcast_object_list(holder, source)
         return holder[0]
 
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is set on any rank."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.uint8, device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags)
+
     def all_gather_objects(self, value: Any) -> list[Any]:
         """The picklable ``value`` of every rank, in the order of ranks."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
+        return values
+
+    def gather_objects(self, value: Any) -> list[Any] | None:
+        """The picklable ``value`` of every rank, in the order of ranks, on rank 0; None on the others."""
+        values: list[Any] | None = [value] * self.size if self.rank == 0 else None
+        if self.size > 1:
+            dist.gather_object(value, values)
         return values
 
     def check_same(self, value: str, what: str) -> None:

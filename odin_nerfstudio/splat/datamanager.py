@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 import tyro
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatamanager, FullImageDatamanagerConfig
-from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
+from odin_nerfstudio.comm.capture import (
+    check_folder,
+    colmap_model_of,
+    leave_points_to_us,
+    parsing,
+    plan_cameras,
+    seed_points_of,
+)
 from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.plan.cameras import ViewCameras, check_poses
-from odin_nerfstudio.plan.capture import Capture, find_colmap_model, read_capture
-from odin_nerfstudio.plan.colmap_model import holds_points, read_colmap_model
-from odin_nerfstudio.plan.covisibility import points_in_world_of
+from odin_nerfstudio.plan.cameras import check_poses
+from odin_nerfstudio.plan.capture import Capture
 from odin_nerfstudio.plan.plan import Plan
 from odin_nerfstudio.plan.schedule import ScheduleConfig
 from odin_nerfstudio.splat.dataset import UndistortedDataset
@@ -85,9 +88,9 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         **kwargs: Any,
     ) -> None:
         data = config.data or config.dataparser.data
-        _check_folder(data)
-        from_model = _leave_points_to_us(data, config.dataparser)
-        with _parsing(data, config.dataparser):
+        check_folder(data)
+        from_model = leave_points_to_us(data, config.dataparser)
+        with parsing(data, config.dataparser):
             super().__init__(config, device, test_mode, world_size, local_rank, **kwargs)
             cameras, names = self.train_dataset.cameras, [path.name for path in self.train_dataset.image_filenames]
             check_poses(cameras.camera_to_worlds.numpy(), names, str(data))
@@ -132,7 +135,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
         capture = Capture(
             name=self.get_datapath().name,
             image_names=[str(path) for path in dataset.image_filenames],
-            cameras=_plan_cameras(dataset.cameras),
+            cameras=plan_cameras(dataset.cameras),
             points=None if points is None else points.cpu().numpy(),
             colmap_dir=self._colmap_model(),
         )
@@ -191,23 +194,14 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
 
     def _take_seed_points_from_model(self) -> None:
         """Puts the COLMAP model's points where the data parser would have put those of a point cloud."""
-        folder, dataset = self._colmap_model(), self.train_dataset
-        if folder is None:
-            return
-        model = read_colmap_model(folder)
-        points = points_in_world_of(model, dataset.image_filenames, _plan_cameras(dataset.cameras))
-        if points is not None and len(points):
-            CONSOLE.log(f"{len(points)} seed points from the COLMAP model in {folder}.")
-            seeds = {"points3D_xyz": torch.from_numpy(points).float(), "points3D_rgb": torch.from_numpy(model.colors)}
-            self.train_dataparser_outputs.metadata.update(seeds)
-            dataset.metadata.update(seeds)
+        folder, outputs = self._colmap_model(), self.train_dataparser_outputs
+        if folder is not None:
+            seeds = seed_points_of(folder, outputs, self.train_dataset.cameras)
+            outputs.metadata.update(seeds)
+            self.train_dataset.metadata.update(seeds)
 
     def _colmap_model(self) -> Path | None:
-        """The COLMAP model of the capture: the one the data parser reads, else where captures keep it."""
-        data, chosen = self.get_datapath(), getattr(self.config.dataparser, "colmap_path", None)
-        if chosen is not None:
-            return data / chosen
-        return find_colmap_model(data if data.is_dir() else data.parent)
+        return colmap_model_of(self.get_datapath(), self.config.dataparser)
 
     def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
         batch = views.get(index)
@@ -235,67 +229,3 @@ def _indexed(cameras: Cameras, index: int) -> Cameras:
     camera = cameras[index : index + 1]  # stays on the CPU: reading its size must not wait for a GPU
     camera.metadata = {**(camera.metadata or {}), "cam_idx": index}
     return camera
-
-
-def _plan_cameras(cameras: Cameras) -> ViewCameras:
-    def column(name: str) -> np.ndarray:
-        return getattr(cameras, name).reshape(-1).cpu().numpy()
-
-    intrinsics = {name: column(name) for name in ("fx", "fy", "cx", "cy", "width", "height")}
-    return ViewCameras(cameras.camera_to_worlds.cpu().numpy().astype(np.float64), **intrinsics)
-
-
-def _check_folder(data: Path) -> None:
-    if not data.exists():
-        raise UserError(f"--data {data}: does not exist.")
-    if data.is_dir() and not any(data.iterdir()):
-        raise UserError(f"--data {data}: is empty.")
-
-
-def _leave_points_to_us(data: Path, dataparser: Any) -> bool:
-    """Keeps nerfstudio's parsers from what they cannot do with points; True where the COLMAP model has to give them.
-
-    The COLMAP parser fails on a model without points. The nerfstudio parser, where transforms.json names no point
-    cloud, asks on the terminal whether to rewrite the capture, or starts from random primitives.
-    """
-    if isinstance(dataparser, ColmapDataParserConfig) and dataparser.load_3D_points:
-        dataparser.load_3D_points = holds_points(data / dataparser.colmap_path)
-        if not dataparser.load_3D_points:
-            CONSOLE.log(f"The COLMAP model in {data / dataparser.colmap_path} holds no points.")
-    elif isinstance(dataparser, NerfstudioDataParserConfig) and dataparser.load_3D_points:
-        file = data if data.suffix == ".json" else data / "transforms.json"
-        if file.is_file() and b'"ply_file_path"' not in file.read_bytes():
-            dataparser.load_3D_points = False
-            return True
-    return False
-
-
-class _parsing:
-    """Turns what a data parser raises about ``data``, or a pose that is none, into a sentence.
-
-    The parsers know the trouble but seldom the file. Ours, which checks as it reads, is asked first.
-    """
-
-    def __init__(self, data: Path, dataparser: Any) -> None:
-        self._data = data
-        self._colmap = getattr(dataparser, "colmap_path", None)
-        self._parser = type(dataparser).__name__.removesuffix("Config")
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        mistakes = (AssertionError, ArithmeticError, EOFError, LookupError, OSError, RuntimeError, ValueError)
-        if not isinstance(error, (*mistakes, struct.error, UserError)):
-            return
-        if self._colmap is not None and not (self._data / self._colmap).is_dir():
-            found = find_colmap_model(self._data)
-            hint = f" There is one in {found}: --colmap-path {found.relative_to(self._data)}" if found else ""
-            raise UserError(f"{self._data / self._colmap}: there is no COLMAP model.{hint}") from error
-        if self._colmap is not None:
-            read_colmap_model(self._data / self._colmap)
-        else:
-            read_capture(self._data)
-        if not isinstance(error, UserError):
-            detail = f"missing entry {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-            raise UserError(f"{self._data}: {self._parser} cannot read this capture: {detail}") from error

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.optimizers import OptimizerConfig, Optimizers
-from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint, write_checkpoint
 from odin_nerfstudio.comm.exchange import Signal
-from odin_nerfstudio.errors import UserError, exit_with_sentence
+from odin_nerfstudio.comm.trainer import RankTrainer, RankTrainerConfig
+from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
 from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
@@ -53,7 +45,7 @@ class LazyAdamConfig(OptimizerConfig):
 
 
 @dataclass
-class OdinTrainerConfig(TrainerConfig):
+class OdinTrainerConfig(RankTrainerConfig):
     """Configuration of :class:`OdinTrainer`."""
 
     _target: type = field(default_factory=lambda: OdinTrainer)
@@ -64,24 +56,6 @@ class OdinTrainerConfig(TrainerConfig):
     (Taming-3DGS)."""
     batch_scaling: bool = True
     """Scale learning rates and moments with the number of views in a step, as Grendel does."""
-    machine: MachineConfig = field(
-        default_factory=lambda: MachineConfig(device_type="cuda" if torch.cuda.is_available() else "cpu")
-    )
-    """Devices; without flags, what this machine has."""
-    viewer: ViewerConfig = field(
-        default_factory=lambda: ViewerConfig(websocket_host="127.0.0.1", num_rays_per_chunk=1 << 15)
-    )
-    """The live viewer; it listens on this machine only, unless ``--viewer.websocket-host`` says otherwise."""
-
-    def save_config(self) -> None:
-        """Checks what ns-train can be told before anything is set up; the trainer writes the file once the run stands.
-
-        Raises:
-            SystemExit: with a sentence.
-        """
-        with exit_with_sentence():
-            self.check()
-            _check_processes(self.machine)
 
     def check(self) -> None:
         """Checks the flags that need no look at the data.
@@ -89,16 +63,7 @@ class OdinTrainerConfig(TrainerConfig):
         Raises:
             UserError: for one that cannot be followed.
         """
-        device = self.machine.device_type
-        if device not in ("cpu", "cuda"):
-            raise UserError(f"--machine.device-type {device}: splats are rendered on cpu and cuda only.")
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UserError(
-                "--machine.device-type cuda: torch sees no CUDA device here. Leave the flag out or set it to cpu."
-            )
-        for flag, chosen in {"mixed-precision": self.mixed_precision, "use-grad-scaler": self.use_grad_scaler}.items():
-            if chosen:
-                raise UserError(f"--{flag} {chosen}: splats are trained in float32 only. Leave the flag out.")
+        super().check()
         if any(steps != 1 for steps in self.gradient_accumulation_steps.values()):
             raise UserError(
                 "--gradient-accumulation-steps: every step publishes what it learned. For gradients of more views "
@@ -110,44 +75,14 @@ class OdinTrainerConfig(TrainerConfig):
                 "are gone after it. Leave the flag out."
             )
 
-    def get_checkpoint_dir(self) -> Path:
-        """Where this run keeps its checkpoints.
 
-        Every ns- tool asks here before it opens the latest of them, so this is where a damaged one is named.
-
-        Raises:
-            SystemExit: with a sentence, when the folder exists and its latest checkpoint cannot be read.
-        """
-        folder = super().get_checkpoint_dir()
-        if folder.exists():
-            with exit_with_sentence():
-                _check_readable(checkpoint_path(folder))
-        return folder
-
-
-class OdinTrainer(Trainer):
+class OdinTrainer(RankTrainer):
     """Trainer for primitives: saves after every missed step was taken, and loads optimizers with the parameters."""
 
     config: OdinTrainerConfig
     pipeline: OdinPipeline
-    training_state: Literal["training", "paused", "completed"]
-    _interrupted = False
     _shown = 0.0
     """When the viewer got the scene last, by the monotonic clock."""
-    _finished = False
-    """Whether the last checkpoint has been written."""
-
-    def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
-        """Sets up the run. Nothing is written before the checkpoint to resume from and the capture were read."""
-        self.config.pipeline.seed = self.config.machine.seed
-        with exit_with_sentence():
-            self._resumed = self._read_checkpoint()
-            super().setup(test_mode)
-
-    def setup_optimizers(self) -> Optimizers:
-        """nerfstudio calls this once the pipeline stands: the moment from which the run exists on disk."""
-        super(OdinTrainerConfig, self.config).save_config()
-        return self._build_optimizers()
 
     def _build_optimizers(self) -> Optimizers:
         """Optimizers for the current parameters, scaled to the number of views in a step."""
@@ -233,108 +168,14 @@ class OdinTrainer(Trainer):
             or any(step_check(step, every) for every in looks)
         )
 
-    def _is_last(self, step: int) -> bool:
-        return step == self._start_step + self.config.max_num_iterations - 1
-
-    def train(self) -> None:
-        """Trains; an interruption or an unreadable image saves what was learned before the process ends.
-
-        Raises:
-            SystemExit: with a sentence, for mistakes in the input that show only now.
-        """
-        with exit_with_sentence(), self._saving_on_the_way_out(), self._stopping_between_steps():
-            super().train()
-
-    @contextmanager
-    def _stopping_between_steps(self) -> Iterator[None]:
-        """Lets Ctrl-C take effect where all ranks have finished the same step, or saved the last one.
-
-        A second one takes effect at once.
-        """
-
-        def interrupt(*_: Any) -> None:
-            if self._interrupted or self._finished:
-                raise KeyboardInterrupt
-            self._interrupted = True
-            if self.training_state == "paused":
-                self.training_state = "training"  # goes on to the next step, and stops there
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    @contextmanager
-    def _saving_on_the_way_out(self) -> Iterator[None]:
-        try:
-            yield
-        except (KeyboardInterrupt, UserError) as error:
-            # All ranks must save together, which they do when interrupted; a mistake is met by one of them alone.
-            together = self.pipeline.world.size == 1 or isinstance(error, KeyboardInterrupt)
-            if together and self.training_state != "completed" and self.step > self._start_step:
-                CONSOLE.log(f"Stopping: saving step {self.step - 1}.")
-                self.save_checkpoint(self.step - 1)
-            raise
-
-    def save_checkpoint(self, step: int) -> None:
-        """Writes one checkpoint of all ranks in splatfacto's format; the strategy's statistics and the ids beside it.
-
-        Training goes on when that fails, since a disk may have room again at the next save.
-
-        Raises:
-            UserError: on every rank, when the last checkpoint of a run cannot be written.
-            KeyboardInterrupt: after the last one, if Ctrl-C was pressed meanwhile.
-        """
-        problem = self._write_checkpoint(step)
-        if self.training_state != "completed":
-            if problem is not None:
-                CONSOLE.print(problem, style="bold red", markup=False)
-            return
-        problem = self.pipeline.world.broadcast_object(problem)
-        if problem is not None:
-            raise UserError(problem)
-        self._finished = True
-        if self._interrupted:
-            raise KeyboardInterrupt
-
-    def _write_checkpoint(self, step: int) -> str | None:
-        """Gathers all ranks' rows and writes them on rank 0, which returns a sentence when it could not."""
-        optimizers = self.optimizers
-        catch_up(optimizers.optimizers)
-        path = self.checkpoint_dir / f"step-{step:09d}.ckpt"
-        state = {
-            "step": step,
-            "pipeline": self.pipeline.state_dict(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.optimizers.items()},
-            "schedulers": {name: scheduler.state_dict() for name, scheduler in optimizers.schedulers.items()},
-            "scalers": self.grad_scaler.state_dict(),
-            "strategy": self.pipeline.model.strategy_state,
-            "ids": {"ids": self.pipeline.model.ids, "next_id": self.pipeline.model.next_id},
-        }
-        merged = self.pipeline.placement.merge(collect(self.pipeline.model))
-        if merged is None:
-            return None
-        state = to_checkpoint(state, merged)
-        try:
-            write_checkpoint(path, state)
-        except UserError as error:
-            return str(error)
-        if self.config.save_only_latest_checkpoint:
-            for other in self.checkpoint_dir.glob("step-*.ckpt"):
-                if other != path:
-                    other.unlink()
-        return None
-
-    def _read_checkpoint(self) -> dict[str, Any] | None:
-        """What ``--load-dir`` or ``--load-checkpoint`` asks to resume from."""
-        path = self.config.load_checkpoint
-        if self.config.load_dir is not None:
-            path = checkpoint_path(self.config.load_dir, self.config.load_step)
-        return None if path is None else read_checkpoint(path)
+    def _gather_checkpoint(self, step: int) -> dict[str, Any] | None:
+        """All ranks' rows in splatfacto's format; the strategy's statistics and the ids beside it."""
+        catch_up(self.optimizers.optimizers)
+        model = self.pipeline.model
+        beside = {"strategy": model.strategy_state, "ids": {"ids": model.ids, "next_id": model.next_id}}
+        state = self._own_state(step) | beside
+        merged = self.pipeline.placement.merge(collect(model))
+        return None if merged is None else to_checkpoint(state, merged)
 
     def _load_checkpoint(self) -> None:
         """Resumes: parameters of the saved number of primitives, then optimizers built for these parameters."""
@@ -356,28 +197,3 @@ class OdinTrainer(Trainer):
         }
         self.pipeline.model.set_ids(**state["ids"])
         CONSOLE.print(f"Resuming after step {state['step']}.")
-
-
-def _check_processes(machine: MachineConfig) -> None:
-    """ns-train starts one process for each GPU, and several only where there are GPUs."""
-    count = machine.num_devices
-    if count < 1:
-        raise UserError(f"--machine.num-devices {count}: at least one process is needed.")
-    if machine.device_type == "cuda":
-        if count > torch.cuda.device_count():
-            raise UserError(
-                f"--machine.num-devices {count}: torch sees {torch.cuda.device_count()} GPUs here, and every process "
-                "needs its own."
-            )
-    elif count * machine.num_machines > 1:
-        flag = f"--machine.num-devices {count}" if count > 1 else f"--machine.num-machines {machine.num_machines}"
-        raise UserError(
-            f"{flag}: ns-train starts several processes on GPUs only. On CPUs use odin-train odin-splatfacto "
-            f"--nproc-per-node {count} with the same arguments."
-        )
-
-
-def _check_readable(path: Path) -> None:
-    """Looks at the archive's directory only: a file that was cut off has none."""
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: is cut off or not a checkpoint. Remove it and use an earlier one.")

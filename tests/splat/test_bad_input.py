@@ -158,8 +158,8 @@ def test_several_processes_of_ns_train(capture: Path, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("mixed_precision", True, "--mixed-precision True: splats are trained in float32 only"),
-        ("use_grad_scaler", True, "--use-grad-scaler True: splats are trained in float32 only"),
+        ("mixed_precision", True, "--mixed-precision True: odin-splatfacto trains in float32 only"),
+        ("use_grad_scaler", True, "--use-grad-scaler True: odin-splatfacto trains in float32 only"),
         ("gradient_accumulation_steps", {"means": 2}, "raise --pipeline.datamanager.batch-per-rank"),
         ("log_gradients", True, "--log-gradients True: "),
     ],
