@@ -107,9 +107,11 @@ class SharedHead(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.appearance = nn.Embedding(num_images, config.appearance_embed_dim)
-        # Nearly alike at first, so that the mean, which other views get, stays among them.
-        self.appearance.weight.data.normal_(std=_INITIAL_APPEARANCE, generator=generator)
+        self.appearance: nn.Embedding | None = None
+        if config.appearance_embed_dim > 0:  # torch's CUDA backward of an embedding without columns reads wild memory
+            self.appearance = nn.Embedding(num_images, config.appearance_embed_dim)
+            # Nearly alike at first, so that the mean, which other views get, stays among them.
+            self.appearance.weight.data.normal_(std=_INITIAL_APPEARANCE, generator=generator)
         ray_dim = _SH_LEVELS**2 + config.appearance_embed_dim
         fan_in = geo_feat_dim + ray_dim
         self.ray_layer = _linear(ray_dim, config.hidden_dim, generator, fan_in)
@@ -126,6 +128,9 @@ class SharedHead(nn.Module):
         Returns:
             (R, ``hidden_dim``), for :meth:`forward`; differentiable with respect to the directions too.
         """
+        harmonics = components_from_spherical_harmonics(_SH_LEVELS, directions).to(self.ray_layer.weight.dtype)
+        if self.appearance is None:
+            return self.ray_layer(harmonics)
         weight = self.appearance.weight
         if image_ids is not None:
             appearance = self.appearance(image_ids)
@@ -133,7 +138,6 @@ class SharedHead(nn.Module):
             appearance = weight.mean(dim=0).expand(len(directions), -1)
         else:
             appearance = weight.new_zeros(len(directions), weight.shape[1])
-        harmonics = components_from_spherical_harmonics(_SH_LEVELS, directions).to(weight.dtype)
         return self.ray_layer(torch.cat((harmonics, appearance), dim=-1))
 
     def forward(self, geometry: Tensor, rays: Tensor, ray_ids: Tensor) -> Tensor:

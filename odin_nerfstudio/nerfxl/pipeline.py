@@ -71,7 +71,7 @@ class NerfXLPipeline(VanillaPipeline):
     def shared_parameters(self) -> list[torch.nn.Parameter]:
         """Those that every rank holds, and whose gradients are summed over the ranks."""
         groups = self.get_param_groups()
-        return [param for name, group in groups.items() if name != "fields" for param in group if param.numel()]
+        return [param for name, group in groups.items() if name != "fields" for param in group]
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Renders the rays of ``step``; all ranks together. The backward needs no other rank."""
