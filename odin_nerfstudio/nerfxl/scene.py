@@ -113,7 +113,7 @@ class Scene:
         return 2 * self.unit / samples * (distance / self.unit).clamp_min(1) ** 2
 
 
-def _distances(cameras: ViewCameras, chosen: NDArray[np.int64], points: NDArray[np.float64]) -> NDArray[np.float64]:
+def _distances(cameras: ViewCameras, chosen: NDArray[np.int64], points: NDArray[np.floating]) -> NDArray[np.float64]:
     """Distances > 0 of the chosen cameras to the points in their view; without any, to all points; at least one."""
     seen, all_of_them = [], []
     for view in chosen:

@@ -159,6 +159,19 @@ class OdinPipeline(VanillaPipeline):
             if balanced is not shard:
                 install(self.model, balanced)
 
+    def get_eval_loss_dict(self, step: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, Any]]:
+        """Losses and metrics of one evaluation image, the same on every rank; its outputs on rank 0."""
+        if self.world.size == 1:
+            return super().get_eval_loss_dict(step)
+        self.eval()
+        camera, batch = self.datamanager.next_eval(step)
+        outputs, found = self._render_one_each([(camera, batch)]), None
+        if outputs is not None:
+            metrics = self.model.get_metrics_dict(outputs, batch)
+            found = self.model.get_loss_dict(outputs, batch, metrics), metrics
+        self.train()
+        return outputs, *self.world.broadcast_object(found)
+
     def get_eval_image_metrics_and_images(self, step: int) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Metrics of one evaluation image, on every rank; its picture on rank 0."""
         if self.world.size == 1:
@@ -172,15 +185,18 @@ class OdinPipeline(VanillaPipeline):
 
     def _evaluate(self, views: list[tuple[Cameras, Batch]]) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
         """Renders one view on each rank, as far as there are views; metrics of this rank's, and its picture."""
+        outputs = self._render_one_each(views)
+        if outputs is None:
+            return [], {}
+        metrics, images = self.model.get_image_metrics_and_images(outputs, views[self.world.rank][1])
+        return [metrics], images
+
+    def _render_one_each(self, views: list[tuple[Cameras, Batch]]) -> Outputs | None:
+        """What this rank has to render of one view for each rank; None where there are fewer views."""
         cameras = [self.model.pinhole(camera, self.model.step) for camera, _ in views]
-        metrics: list[dict[str, float]] = []
-        images: dict[str, torch.Tensor] = {}
-        for splats in self.runner.look(cameras, range(len(views))):
-            camera, batch = views[self.world.rank]
-            outputs = self.model.render(camera, cameras[self.world.rank], splats)
-            one, images = self.model.get_image_metrics_and_images(outputs, batch)
-            metrics.append(one)
-        return metrics, images
+        splats = self.runner.look(cameras, range(len(views)))
+        rank = self.world.rank
+        return self.model.render(views[rank][0], cameras[rank], splats[0]) if splats else None
 
     def _average_over_ranks(self) -> dict[str, float]:
         """Mean metrics of all evaluation images, which the ranks share out among themselves."""
