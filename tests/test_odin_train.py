@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from plyfile import PlyData
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint
 
@@ -84,11 +85,18 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[bytes]) 
 def trained(demo_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks; its folder."""
     output = tmp_path_factory.mktemp("trained")
-    flags = ("--nproc-per-node", 2, "--max-num-iterations", LAST_STEP + 1)
+    flags = ("--nproc-per-node", 2, "--max-num-iterations", LAST_STEP + 1, "--steps-per-eval-all-images", LAST_STEP)
     status, text = finish(command(demo_capture, output, *flags), output / "log")
     assert status == 0, text[-3000:]
     assert text.count("Plan: COLMAP tracks") == 1  # only rank 0 prints
     return folder(output)
+
+
+def last_evaluation(run: Path) -> float:
+    """PSNR over all evaluation images when the run looked last."""
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return events.Scalars("Eval Images Metrics Dict (all images)/psnr")[-1].value
 
 
 def test_tools_read_the_checkpoint_of_several_ranks(trained: Path, tmp_path: Path) -> None:
@@ -99,7 +107,9 @@ def test_tools_read_the_checkpoint_of_several_ranks(trained: Path, tmp_path: Pat
     ):
         status, text = finish([str(BIN / str(line[0])), *map(str, line[1:])], tmp_path / "log")
         assert status == 0, text[-3000:]
-    assert json.loads((tmp_path / "eval.json").read_text())["results"]["psnr"] > 12
+    psnr = json.loads((tmp_path / "eval.json").read_text())["results"]["psnr"]
+    assert psnr > 12
+    assert psnr == pytest.approx(last_evaluation(trained), abs=1e-3)  # shared out over two ranks, at the last step
     means = read_checkpoint(checkpoint_path(trained / "nerfstudio_models"))["pipeline"]["_model.gauss_params.means"]
     assert 0 < PlyData.read(tmp_path / "splat.ply")["vertex"].count <= len(means)
 

@@ -21,7 +21,7 @@ def train(world: World, capture: Path, output: Path, policy: str, load: Path | N
     config = make_config(capture, output, max_num_iterations=STEPS, steps_per_save=11)
     config.pipeline.policy = policy  # type: ignore[assignment]
     config.pipeline.datamanager.batch_per_rank = VIEWS_PER_STEP // world.size
-    config.steps_per_eval_image = config.steps_per_eval_all_images = 15
+    config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 15
     for name, value in options.items():
         setattr(config.pipeline.model, name, value)
     if load is not None:
