@@ -42,6 +42,8 @@ Outputs = dict[str, Any]
 
 _WARMUP_SHARE = 2
 """Before occupancy grids know anything, rays have this fraction of their samples."""
+_FIRST_NEAR = 0.6
+"""Where rays begin at first, in units of the scene."""
 
 
 @dataclass
@@ -81,6 +83,9 @@ class NerfXLModelConfig(ModelConfig):
     """Cells whose samples were less opaque than this are skipped."""
     near_plane: float | None = None
     """Distance at which rays begin; unset, half of that of the nearest points."""
+    near_warmup_steps: int = 256
+    """Over so many steps rays begin ever nearer to the camera, from 0.6 of the median distance to the points on: what
+    is seen is found where views agree before there is room for fog in front of single cameras. 0: all at once."""
     far_plane: float | None = None
     """Distance at which rays end; unset, four times that of the farthest points."""
     background_color: Literal["random", "black", "white"] = "random"
@@ -269,10 +274,16 @@ class NerfXLModel(Model):
         return self.step >= self.config.occupancy_warmup_steps
 
     def _interval(self, bundle: RayBundle) -> tuple[Tensor, Tensor]:
-        """(R, 1) where rays begin and end: the scene's, or the part of it that a crop leaves."""
+        """(R, 1) where rays begin and end at this step: the scene's, or the part of it that a crop leaves.
+
+        Outside training too: what nothing has trained yet, in front of the cameras, may be opaque.
+        """
         config, scene = self.config, self.scene
         near = scene.near if config.near_plane is None else config.near_plane
         far = max(scene.far if config.far_plane is None else config.far_plane, near)
+        if self.step < config.near_warmup_steps:
+            first = max(near, min(_FIRST_NEAR * scene.unit, (near + far) / 2))
+            near += (first - near) * (1 - self.step / config.near_warmup_steps)
         if bundle.nears is None or bundle.fars is None:
             like = bundle.origins[:, :1].detach()
             return torch.full_like(like, near), torch.full_like(like, far)

@@ -103,6 +103,21 @@ def test_a_crop_limits_rays() -> None:
     assert (model(part)["accumulation"] <= model(rays)["accumulation"] + 1e-6).all()
 
 
+@pytest.mark.parametrize(
+    ("planes", "first", "last"), [({}, 1.8, 0.5), ({"near_plane": 2.5}, 2.5, 2.5), ({"far_plane": 1.5}, 1.0, 0.5)]
+)
+def test_rays_begin_nearer_from_step_to_step(planes: dict[str, float], first: float, last: float) -> None:
+    """Everything is opaque, so depth says where rays begin; while training as for tools."""
+    model = make_model(make_scene(), near_warmup_steps=8, samples_per_ray=1024, **planes)
+    model.fields["0"].field.mlp[-1].bias.data[0] = 14.0
+    for training in (True, False):
+        model.train(training)
+        for step, expected in ((0, first), (4, (first + last) / 2), (8, last), (100, last)):
+            model.update_to_step(step)
+            depth = model(make_rays())["depth"]
+            torch.testing.assert_close(depth, torch.full_like(depth, expected), rtol=0, atol=0.03)
+
+
 def test_a_camera_is_rendered_in_chunks() -> None:
     pose = torch.eye(4)[None, :3]
     camera = Cameras(pose, fx=20.0, fy=20.0, cx=8.0, cy=6.0, width=16, height=12)

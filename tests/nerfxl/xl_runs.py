@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = {
     "hidden_dim": 16,
     "occupancy_resolution": 8,
     "occupancy_warmup_steps": 4,
+    "near_warmup_steps": 4,
 }
 
 
@@ -55,8 +56,8 @@ def make_scene(points: int = 100, seed: int = 0) -> Scene:
 
 
 def make_model(scene: Scene, **changes: Any) -> NerfXLModel:
-    """A model of four training images."""
-    config = NerfXLModelConfig(**{**SMALL, **changes})
+    """A model of four training images; rays begin at the scene's near from the first step on."""
+    config = NerfXLModelConfig(**{**SMALL, "near_warmup_steps": 0, **changes})
     return config.setup(scene_box=None, num_train_data=4, metadata={"scene": scene}, device="cpu")
 
 
