@@ -181,10 +181,8 @@ def train(
     """
     config = copy.deepcopy(config)
     config.pipeline.datamanager.batch_per_rank = batch // size
-    reports = run_ranks(config, size, device, timeout_s, name)
-    return Run(
-        [RankReport(**report) for report in reports], read_checkpoint(checkpoint_path(config.get_checkpoint_dir()))
-    )
+    reports = [RankReport(**report) for report in run_ranks(config, size, device, timeout_s, name)]
+    return Run(reports, read_checkpoint(checkpoint_path(config.get_checkpoint_dir())))
 
 
 def run_ranks(

@@ -99,7 +99,10 @@ class PeerTrainer(_Measuring):
 
 
 class ExchangeMeter:
-    """Times and bytes of this rank's exchanges, one entry for each."""
+    """Times and bytes of this rank's exchanges, one entry for each.
+
+    Ranks meet before each exchange, so that it is not charged for waiting; that adds a small all-reduce to the step.
+    """
 
     def __init__(self) -> None:
         self.wait: list[float] = []
