@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from blobs import Rays, draw_blobs, draw_rays, draw_tiles, relative_error, render
 from ranks import run_ranks
 from torch.profiler import ProfilerActivity, profile
 
@@ -12,6 +11,7 @@ from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.nerfxl.exchange import EXCHANGES, Radiance
 from odin_nerfstudio.nerfxl.lattice import split
 from odin_nerfstudio.nerfxl.rays import cross
+from odin_nerfstudio.nerfxl.reference import Rays, draw_blobs, draw_rays, draw_tiles, relative_error, render
 from odin_nerfstudio.nerfxl.tiles import tiles_of_rank
 
 SEED = 5

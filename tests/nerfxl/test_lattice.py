@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from blobs import draw_rays, draw_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odin_nerfstudio.nerfxl.lattice import lattice, seeds_along_rays, split
 from odin_nerfstudio.nerfxl.rays import cross
+from odin_nerfstudio.nerfxl.reference import draw_rays, draw_tiles
 from odin_nerfstudio.nerfxl.tiles import Tiles
 
 seeds = st.integers(0, 2**32 - 1)

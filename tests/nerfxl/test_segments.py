@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import torch
-from blobs import double_sum, relative_error, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odin_nerfstudio.nerfxl.lattice import Samples
+from odin_nerfstudio.nerfxl.reference import double_sum, relative_error, weights
 from odin_nerfstudio.nerfxl.segments import integrate
 
 

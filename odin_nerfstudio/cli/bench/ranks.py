@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
+from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
@@ -93,7 +94,7 @@ class ReportingTrainer(OdinTrainer):
             primitives_at_start=primitives_at_start,
             state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         )
-        _report_path(self.config, pipeline.world.rank).write_text(json.dumps(asdict(report)))
+        write_report(self.config, pipeline.world.rank, report)
 
 
 @dataclass
@@ -130,24 +131,36 @@ class RanksBench:
         """A run on the capture whose files go to ``folder``; the demo capture is made there if there is no other."""
         config = copy.deepcopy(odin_splatfacto.config)
         assert isinstance(config, OdinTrainerConfig)
-        capture = self.capture
-        if capture is None:
-            capture = folder / "capture"
-            write_capture(capture, views=24, width=384, height=288)
-        data = config.pipeline.datamanager
-        data.data, data.camera_res_scale_factor = capture, self.scale
-        model = find_colmap_model(capture)
-        if model is None:
-            data.dataparser = NerfstudioDataParserConfig(load_3D_points=True, downscale_factor=1)
-        else:
-            data.dataparser = ColmapDataParserConfig(colmap_path=model.relative_to(capture), downscale_factor=1)
+        set_up(config, folder, self.capture, self.scale, self.steps)
         config.pipeline.model.num_downscales = 0
         config._target = ReportingTrainer
-        config.output_dir, config.experiment_name, config.vis = folder, "bench", "tensorboard"
-        config.max_num_iterations = self.steps
-        config.steps_per_save = config.steps_per_eval_image = config.steps_per_eval_all_images = NEVER
-        config.logging.local_writer.enable = False
         return config
+
+
+def set_up(config: TrainerConfig, folder: Path, capture: Path | None, scale: float, steps: int) -> None:
+    """Prepares a run that leaves nothing but its files in ``folder``, and neither evaluates nor saves on its way.
+
+    Args:
+        config: of any method; changed.
+        folder: for the run; where there is no capture, the demo capture is made in it too.
+        capture: folder in COLMAP's or nerfstudio's format, or None.
+        scale: of the images' width and height.
+        steps: of the run.
+    """
+    if capture is None:
+        capture = folder / "capture"
+        write_capture(capture, views=24, width=384, height=288)
+    data = config.pipeline.datamanager
+    data.data, data.camera_res_scale_factor = capture, scale
+    model = find_colmap_model(capture)
+    if model is None:
+        data.dataparser = NerfstudioDataParserConfig(load_3D_points=True, downscale_factor=1)
+    else:
+        data.dataparser = ColmapDataParserConfig(colmap_path=model.relative_to(capture), downscale_factor=1)
+    config.output_dir, config.experiment_name, config.vis = folder, "bench", "tensorboard"
+    config.max_num_iterations = steps
+    config.steps_per_save = config.steps_per_eval_image = config.steps_per_eval_all_images = NEVER
+    config.logging.local_writer.enable = False
 
 
 def train(
@@ -167,16 +180,30 @@ def train(
         UserError: naming the run and the rank that failed, or when the time is over.
     """
     config = copy.deepcopy(config)
-    config.timestamp = name.replace(" ", "-")
     config.pipeline.datamanager.batch_per_rank = batch // size
+    reports = [RankReport(**report) for report in run_ranks(config, size, device, timeout_s, name)]
+    return Run(reports, read_checkpoint(checkpoint_path(config.get_checkpoint_dir())))
+
+
+def run_ranks(
+    config: TrainerConfig, size: int, device: Literal["cpu", "cuda"], timeout_s: float, name: str
+) -> list[dict[str, Any]]:
+    """Runs a config whose trainer leaves a report with :func:`write_report`; arguments and errors as of :func:`train`.
+
+    Args:
+        config: its devices and the place of its files are set here.
+
+    Returns:
+        The reports, in the order of ranks.
+    """
+    config.timestamp = name.replace(" ", "-")
     config.machine.device_type, config.machine.num_devices = device, size
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # the libraries' deprecations, in processes to come and here
     try:
         with _time_limit(timeout_s), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             launch("odin_nerfstudio.cli.train:train_rank", (config,), Layout(size, device_type=device))
-        reports = [RankReport(**json.loads(_report_path(config, rank).read_text())) for rank in range(size)]
-        return Run(reports, read_checkpoint(checkpoint_path(config.get_checkpoint_dir())))
+        return [json.loads(_report_path(config, rank).read_text()) for rank in range(size)]
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     finally:  # a single rank trains in this process, and nerfstudio keeps its writers for the next run
@@ -184,7 +211,12 @@ def train(
         writer.EVENT_WRITERS.clear()
 
 
-def _report_path(config: OdinTrainerConfig, rank: int) -> Path:
+def write_report(config: TrainerConfig, rank: int, report: Any) -> None:
+    """Leaves a rank's dataclass of numbers for the process that started it."""
+    _report_path(config, rank).write_text(json.dumps(asdict(report)))
+
+
+def _report_path(config: TrainerConfig, rank: int) -> Path:
     return config.get_base_dir() / f"rank-{rank}.json"
 
 

@@ -1,11 +1,14 @@
-"""An analytic radiance field, rays that try to break it, and its rendering by double sums that tests trust."""
+"""An analytic radiance field, rays that try to break it, and its rendering by double sums: what tests and
+``odin-bench nerfxl`` hold the tiles against. It is slow on purpose: each formula as it stands.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.nerfxl.compose import Rendered, compose
@@ -14,8 +17,12 @@ from odin_nerfstudio.nerfxl.lattice import lattice, split
 from odin_nerfstudio.nerfxl.rays import cross
 from odin_nerfstudio.nerfxl.tiles import Tiles, tiles_of_rank
 
+Exchange = Literal["tile", "sample"]
+
 
 class Rays(NamedTuple):
+    """R rays with N samples each."""
+
     origins: Tensor
     """(R, 3)."""
     directions: Tensor
@@ -29,6 +36,7 @@ class Rays(NamedTuple):
 
 
 def draw_tiles(generator: torch.Generator, count: int) -> Tiles:
+    """``count`` tiles from a KD-tree on random points within [−1, 1]³, flat in one draw and cubic in another."""
     points = torch.rand(200, 3, generator=generator, dtype=torch.float64) * 2 - 1
     return Tiles.build(points * torch.rand(3, generator=generator), count)
 
@@ -51,10 +59,12 @@ def radiance(blobs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_rays(generator: torch.Generator, tiles: Tiles, count: int = 24, samples: int = 40) -> Rays:
-    """Rays from outside and inside, some in the planes of faces, along edges or axes, some of no length."""
+    """``count`` ≥ 5 float64 rays with ``samples`` intervals each, from outside and inside, some in the planes of faces,
+    along edges or axes, one of no length, which misses everything.
+    """
     origins = 4 * torch.rand(count, 3, generator=generator, dtype=torch.float64) - 2
     origins[::3] *= 0.3
-    directions = torch.nn.functional.normalize(0.5 * torch.rand(count, 3, generator=generator).double() - origins)
+    directions = functional.normalize(0.5 * torch.rand(count, 3, generator=generator).double() - origins)
     faces = [(axis, v) for axis in range(3) for v in tiles.bounds[:, :, axis].flatten().tolist() if abs(v) < 1e9]
     for ray in range(0, count, 2):
         for _ in range(1 + ray % 4 // 2):
@@ -63,7 +73,7 @@ def draw_rays(generator: torch.Generator, tiles: Tiles, count: int = 24, samples
                 origins[ray, axis] = face
                 directions[ray, axis] = -0.0 if ray % 8 else 0.0
     directions[1] = torch.tensor([0.0, -1.0, -0.0])
-    directions = torch.nn.functional.normalize(directions)
+    directions = functional.normalize(directions)
     near = 0.05 + 0.1 * torch.rand(count, 1, generator=generator, dtype=torch.float64)
     far = near + 5
     far[3::5] += 1000
@@ -79,13 +89,21 @@ def render(
     background: Tensor,
     *,
     world: World | None = None,
-    exchange: str = "tile",
+    exchange: Exchange = "tile",
     centre: Tensor | float = 0.0,
     scale: float = 1.0,
 ) -> Rendered:
-    """The field tile by tile. ``blobs`` (K, 4, 8) are those of all tiles; only the own ones are looked at.
+    """The field tile by tile, in the rays' precision.
 
-    World positions are ``centre + scale · x`` for the x that the blobs are given in.
+    Args:
+        tiles: K tiles.
+        rays: R rays.
+        blobs: (K, 4, 8) of all tiles; only the own ones are looked at.
+        background: (3,) colour.
+        world: the ranks, which all call this together; unset, those of this process.
+        exchange: what they send each other.
+        centre: (3,) world position where the blobs have their origin.
+        scale: world length of a unit of the blobs.
     """
     world = world or World.current()
     origins, directions, near, far, ends = rays
@@ -95,7 +113,7 @@ def render(
     for tile, samples in zip(held, split(ends, origins, directions, tiles, held), strict=True):
         sigma, rgb = radiance(blobs[tile], (samples.positions(origins, directions) - centre) / scale)
         parts.append(Radiance(samples, sigma / scale, rgb))
-    shared = EXCHANGES[exchange](world, parts, crossings.enter)  # type: ignore[index]
+    shared = EXCHANGES[exchange](world, parts, crossings.enter)
     return compose(shared.segments, crossings.order, crossings.enter, background)
 
 
@@ -108,7 +126,7 @@ def render_uncut(
     centre: Tensor | float = 0.0,
     scale: float = 1.0,
 ) -> Rendered:
-    """The same from all samples of a ray at once: one field, whose parameters depend on where it is asked."""
+    """As :func:`render`, from all samples of a ray at once: one field, whose parameters depend on where it is asked."""
     start, end = rays.ends[:, :-1], rays.ends[:, 1:]
     positions = rays.origins[:, None] + ((start + end) / 2)[..., None] * rays.directions[:, None]
     owner = torch.from_numpy(tiles.partition.owner(positions.reshape(-1, 3).numpy())).view(start.shape)
@@ -139,7 +157,55 @@ def double_sum(weight: Tensor, start: Tensor, end: Tensor) -> Tensor:
 
 
 def relative_error(value: Tensor, wanted: Tensor) -> float:
-    """Largest difference over the largest value."""
-    assert value.shape == wanted.shape
+    """Largest difference of two tensors of one shape, over the largest wanted value."""
     largest = wanted.abs().max().item()
     return (value - wanted).abs().max().item() / (largest or 1.0)
+
+
+def cut_errors(seed: int, count: int, exchange: Exchange) -> dict[str, float]:
+    """How far a random field, cut into ``count`` tiles, is from the same field in one piece, in float64.
+
+    Returns:
+        The relative error of every output of :class:`~.compose.Rendered`, and of the ``gradient`` of a loss in which
+        every output of every ray has a weight of its own: the worst tile's, relative to its largest entry. Of a tile
+        that hardly counts, the double sums leave only the rounding of larger numbers; so no tile's largest entry is
+        taken as less than a thousandth of the largest of all.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tiles = draw_tiles(generator, count)
+    rays, blobs = draw_rays(generator, tiles), draw_blobs(generator, count).requires_grad_()
+    background = torch.tensor([0.3, 0.6, 0.9], dtype=torch.float64)
+    cut = render(tiles, rays, blobs, background, exchange=exchange)
+    whole = render_uncut(tiles, rays, blobs, background)
+    errors = {name: relative_error(getattr(cut, name), getattr(whole, name)) for name in Rendered._fields}
+    share = torch.rand(torch.cat(whole, dim=1).shape, generator=generator, dtype=torch.float64)
+    mine, wanted = (torch.autograd.grad((share * torch.cat(seen, dim=1)).sum(), blobs)[0] for seen in (cut, whole))
+    largest = torch.maximum(wanted.abs().amax((1, 2)), 1e-3 * wanted.abs().max())
+    return {**errors, "gradient": ((mine - wanted).abs().amax((1, 2)) / largest).max().item()}
+
+
+def single_errors(seed: int, count: int, away: float) -> dict[str, float]:
+    """How far float32 is from the double sums in a scene 200 long at coordinates of 10⁴.
+
+    Args:
+        seed: of the scene.
+        count: of tiles.
+        away: distance added between the rays' origins and the scene, 0 to see it from within.
+
+    Returns:
+        The relative errors of colour, accumulation, depth and distortion.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    centre, scale = torch.tensor([1e4, -1.2e4, 8e3], dtype=torch.float64), 100.0
+    background = torch.tensor([0.3, 0.6, 0.9], dtype=torch.float64)
+    rays = draw_rays(generator, draw_tiles(generator, count))
+    blobs = draw_blobs(generator, count, same=True)
+    tiles = Tiles.build(centre + scale * (torch.rand(200, 3, generator=generator) * 2 - 1), count)
+    origins = centre + scale * rays.origins - away * rays.directions
+    lengths = [away + scale * t.clamp(max=10) for t in (rays.near, rays.far, rays.ends)]
+    single = Rays(*(part.float() for part in (origins, rays.directions, *lengths)))
+    double = Rays(*(part.double() for part in single))
+    mine = render(tiles, single, blobs.float(), background.float(), centre=centre.float(), scale=scale)
+    wanted = render_uncut(tiles, double, blobs, background, centre=centre, scale=scale)
+    names = ("rgb", "accumulation", "depth", "distortion")
+    return {name: relative_error(getattr(mine, name).double(), getattr(wanted, name)) for name in names}
