@@ -17,9 +17,9 @@ from nerfstudio.utils import comms, profiler
 
 from odin_nerfstudio.cli.recipe import recipe_arguments
 from odin_nerfstudio.comm.launch import INTERRUPTED, Layout, launch
-from odin_nerfstudio.comm.trainer import RankTrainerConfig
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
+from odin_nerfstudio.runs.trainer import RankTrainerConfig
 
 DESCRIPTION = """Trains as ns-train does, with one process for each GPU, or for each share of the CPU cores:
 

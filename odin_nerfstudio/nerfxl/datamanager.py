@@ -18,7 +18,7 @@ from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.model_components.ray_generators import RayGenerator
 from torch import Tensor
 
-from odin_nerfstudio.comm.capture import (
+from odin_nerfstudio.data.capture import (
     check_folder,
     colmap_model_of,
     leave_points_to_us,
@@ -26,12 +26,12 @@ from odin_nerfstudio.comm.capture import (
     plan_cameras,
     seed_points_of,
 )
+from odin_nerfstudio.data.dataset import UndistortedDataset
+from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.nerfxl.pixels import KeyedPixelSampler, PixelStore
 from odin_nerfstudio.nerfxl.scene import Scene
 from odin_nerfstudio.plan.cameras import check_poses
-from odin_nerfstudio.splat.dataset import UndistortedDataset
-from odin_nerfstudio.splat.draws import keyed_generator
 
 Batch = dict[str, Any]
 

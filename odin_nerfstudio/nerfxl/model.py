@@ -22,6 +22,7 @@ from torch.nn import Parameter, functional
 from torchmetrics.image import PeakSignalNoiseRatio
 
 from odin_nerfstudio.comm.world import World
+from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.nerfxl.compose import compose
 from odin_nerfstudio.nerfxl.contraction import Contraction
@@ -35,8 +36,7 @@ from odin_nerfstudio.nerfxl.scene import Scene
 from odin_nerfstudio.nerfxl.segments import WIDTH, integrate
 from odin_nerfstudio.nerfxl.tile import Tile
 from odin_nerfstudio.nerfxl.tiles import Tiles, tiles_of_rank
-from odin_nerfstudio.splat.draws import keyed_generator
-from odin_nerfstudio.splat.perceptual import LazyLPIPS
+from odin_nerfstudio.runs.perceptual import LazyLPIPS
 
 Outputs = dict[str, Any]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from odin_nerfstudio.draws import keyed_generator
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class OccupancyGrid(nn.Module):
         """
         if step % self.config.update_every != 0:
             return
-        generator = _keyed_generator(self.opacity.device, self.seed, step)
+        generator = keyed_generator(self.seed, step, device=self.opacity.device)
         cells = self._cells_to_visit(step, generator)
         seen = opacity_at(self._points_in(cells, generator)).to(self.opacity.dtype)
         # A cell may be visited twice: it decays once and takes the larger value.
@@ -103,9 +104,3 @@ class OccupancyGrid(nn.Module):
         corners = torch.stack((cells // resolution**2, cells // resolution % resolution, cells % resolution), dim=-1)
         jitter = torch.rand(corners.shape, generator=generator, device=cells.device)
         return (corners + jitter) / resolution
-
-
-def _keyed_generator(device: torch.device, *key: int) -> torch.Generator:
-    """A generator on ``device`` that depends on the key alone."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from odin_nerfstudio.data.dataset import UndistortedDataset
+from odin_nerfstudio.data.loader import ViewLoader
+from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.splat.dataset import UndistortedDataset
-from odin_nerfstudio.splat.draws import keyed_generator
-from odin_nerfstudio.splat.loader import ViewLoader
 
 _NO_BUDGET = 1 << 62
 

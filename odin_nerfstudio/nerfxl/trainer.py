@@ -10,10 +10,10 @@ import torch
 from nerfstudio.engine.optimizers import OptimizerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from odin_nerfstudio.comm.trainer import RankTrainer, RankTrainerConfig
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.nerfxl.model import tile_of
 from odin_nerfstudio.nerfxl.pipeline import NerfXLPipeline, NerfXLPipelineConfig
+from odin_nerfstudio.runs.trainer import RankTrainer, RankTrainerConfig
 
 _MODEL = "_model."
 

@@ -16,7 +16,7 @@ from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatama
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from odin_nerfstudio.comm.capture import (
+from odin_nerfstudio.data.capture import (
     check_folder,
     colmap_model_of,
     leave_points_to_us,
@@ -24,14 +24,14 @@ from odin_nerfstudio.comm.capture import (
     plan_cameras,
     seed_points_of,
 )
+from odin_nerfstudio.data.dataset import UndistortedDataset
+from odin_nerfstudio.data.loader import ViewLoader
+from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.plan.cameras import check_poses
 from odin_nerfstudio.plan.capture import Capture
 from odin_nerfstudio.plan.plan import Plan
 from odin_nerfstudio.plan.schedule import ScheduleConfig
-from odin_nerfstudio.splat.dataset import UndistortedDataset
-from odin_nerfstudio.splat.draws import keyed_generator
-from odin_nerfstudio.splat.loader import ViewLoader
 
 GIB = 1 << 30
 Batch = dict[str, Any]

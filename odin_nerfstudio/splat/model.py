@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torchmetrics.image import PeakSignalNoiseRatio
 
+from odin_nerfstudio.draws import keyed_generator
+from odin_nerfstudio.runs.perceptual import LazyLPIPS
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.scope import in_scope
 from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shard, SplatStatistics, alone, catch_up
-from odin_nerfstudio.splat.draws import keyed_generator
-from odin_nerfstudio.splat.perceptual import LazyLPIPS
 from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, Splats, select_rasterizer
 from odin_nerfstudio.splat.regularisers import anisotropy, mean_opacity, mean_scale
 

@@ -12,8 +12,8 @@ from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from odin_nerfstudio.comm.exchange import Signal
-from odin_nerfstudio.comm.trainer import RankTrainer, RankTrainerConfig
 from odin_nerfstudio.errors import UserError
+from odin_nerfstudio.runs.trainer import RankTrainer, RankTrainerConfig
 from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
 from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter, ParameterDict
 
+from odin_nerfstudio.draws import normal, uniform
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shard, SplatStatistics, grow_and_prune
-from odin_nerfstudio.splat.draws import normal, uniform
 
 Strategy = GrowAndPrune | MonteCarlo
 SHAPES = {"means": (3,), "scales": (3,), "quats": (4,), "features_dc": (3,), "features_rest": (3, 3), "opacities": (1,)}

@@ -10,9 +10,9 @@ from gsplat.strategy import DefaultStrategy
 from gsplat.strategy.ops import reset_opa
 from torch import Tensor
 
+from odin_nerfstudio.draws import normal
 from odin_nerfstudio.splat.densify.rowwise import logit, norm, rotate, sigmoid
 from odin_nerfstudio.splat.densify.shard import Shard, catch_up
-from odin_nerfstudio.splat.draws import normal
 
 
 @dataclass(frozen=True)

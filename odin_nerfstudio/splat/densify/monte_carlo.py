@@ -8,10 +8,10 @@ import torch
 from gsplat.strategy import MCMCStrategy
 from torch import Tensor
 
+from odin_nerfstudio.draws import normal, uniform
 from odin_nerfstudio.splat.densify.grow_and_prune import SplatStatistics
 from odin_nerfstudio.splat.densify.rowwise import conjugate, logit, rotate, sigmoid
 from odin_nerfstudio.splat.densify.shard import Shard, catch_up
-from odin_nerfstudio.splat.draws import normal, uniform
 
 _MOST_COPIES = 51
 """Larger counts are treated as this one, as gsplat does."""

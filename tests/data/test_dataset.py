@@ -12,9 +12,9 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.data.scene_box import SceneBox
 from PIL import Image
 
+from odin_nerfstudio.data.dataset import UndistortedDataset
+from odin_nerfstudio.data.loader import ViewLoader
 from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.splat.dataset import UndistortedDataset
-from odin_nerfstudio.splat.loader import ViewLoader
 
 W, H = 40, 30
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from odin_nerfstudio.splat.draws import _philox, normal, uniform
+from odin_nerfstudio.draws import _philox, normal, uniform
 
 IDS = torch.arange(20_000)
 

@@ -12,9 +12,10 @@ _LOW = 0xFFFFFFFF
 _Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def keyed_generator(seed: int, *key: int | str) -> torch.Generator:
-    """A CPU generator for one purpose: the same (seed, key) gives the same draws in any process and after a resume."""
-    return torch.Generator().manual_seed(_digest(seed, *key) >> 1)
+def keyed_generator(seed: int, *key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for one purpose: the same (seed, key) gives the same draws in any process and after a resume, on
+    devices of one kind."""
+    return torch.Generator(device).manual_seed(_digest(seed, *key) >> 1)
 
 
 def uniform(seed: int, purpose: str, step: int, ids: Tensor, n: int) -> Tensor:

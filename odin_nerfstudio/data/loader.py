@@ -10,7 +10,7 @@ from typing import Any
 from rich.progress import track
 from torch import Tensor
 
-from odin_nerfstudio.splat.dataset import UndistortedDataset
+from odin_nerfstudio.data.dataset import UndistortedDataset
 
 View = dict[str, Any]
 """One decoded view: ``image`` ((H, W, C) uint8), ``mask`` where there is one, ``image_idx``."""
