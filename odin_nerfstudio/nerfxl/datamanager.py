@@ -18,20 +18,12 @@ from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.model_components.ray_generators import RayGenerator
 from torch import Tensor
 
-from odin_nerfstudio.data.capture import (
-    check_folder,
-    colmap_model_of,
-    leave_points_to_us,
-    parsing,
-    plan_cameras,
-    seed_points_of,
-)
+from odin_nerfstudio.data.capture import plan_cameras
 from odin_nerfstudio.data.dataset import UndistortedDataset
+from odin_nerfstudio.data.manager import CaptureManager
 from odin_nerfstudio.draws import keyed_generator
-from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.nerfxl.pixels import KeyedPixelSampler, PixelStore
 from odin_nerfstudio.nerfxl.scene import Scene
-from odin_nerfstudio.plan.cameras import check_poses
 
 Batch = dict[str, Any]
 
@@ -61,7 +53,7 @@ class NerfXLDataManagerConfig(VanillaDataManagerConfig):
     masks_on_gpu: Annotated[bool, tyro.conf.Suppress] = False
 
 
-class NerfXLDataManager(VanillaDataManager[UndistortedDataset]):
+class NerfXLDataManager(CaptureManager, VanillaDataManager[UndistortedDataset]):
     """Draws pixels by seed and step alone, and reads a capture as ``odin-splatfacto`` does: undistorted, as bytes.
 
     Raises:
@@ -69,12 +61,8 @@ class NerfXLDataManager(VanillaDataManager[UndistortedDataset]):
     """
 
     config: NerfXLDataManagerConfig
-    train_dataset: UndistortedDataset
-    eval_dataset: UndistortedDataset
     train_pixel_sampler: KeyedPixelSampler
     eval_pixel_sampler: KeyedPixelSampler
-    seed: int = 0
-    """Seed of all draws; set by the pipeline."""
 
     def __init__(
         self,
@@ -85,39 +73,19 @@ class NerfXLDataManager(VanillaDataManager[UndistortedDataset]):
         local_rank: int = 0,
         **kwargs: Any,
     ) -> None:
-        data = config.data or config.dataparser.data
-        check_folder(data)
-        from_model = leave_points_to_us(data, config.dataparser)
-        with parsing(data, config.dataparser):
-            super().__init__(config, device, test_mode, world_size, local_rank, **kwargs)
-            cameras, names = self.train_dataset.cameras, [path.name for path in self.train_dataset.image_filenames]
-            check_poses(cameras.camera_to_worlds.numpy(), names, str(data))
-        # Elsewhere tiles come from the checkpoint.
-        folder = colmap_model_of(data, config.dataparser) if from_model and test_mode == "val" else None
-        seeds = {} if folder is None else seed_points_of(folder, self.train_dataparser_outputs, cameras)
-        points = seeds.get("points3D_xyz", self.train_dataset.metadata.get("points3D_xyz"))
-        self.train_dataset.metadata["scene"] = Scene.measure(
+        super().__init__(config, device, test_mode, world_size, local_rank, **kwargs)
+        data, dataset = self.get_datapath(), self.train_dataset
+        points = dataset.metadata.get("points3D_xyz")
+        dataset.metadata["scene"] = Scene.measure(
             (data if data.is_dir() else data.parent).resolve().name,
-            self.train_dataset.image_filenames,
-            plan_cameras(cameras),
+            dataset.image_filenames,
+            plan_cameras(dataset.cameras),
             None if points is None else points.cpu().numpy(),
         )
-        if test_mode != "inference":
-            self.train_dataset.check_files()
-            self.eval_dataset.check_files()
 
     def create_train_dataset(self) -> UndistortedDataset:
-        """The training images.
-
-        Raises:
-            UserError: when the data parser keeps none for training.
-        """
-        dataset = super().create_train_dataset()
-        if not len(dataset):
-            raise UserError(
-                f"{self.get_datapath()}: no image is left for training. Choose another --eval-mode of the dataparser."
-            )
-        return _pinhole(dataset)
+        """The training images."""
+        return _pinhole(super().create_train_dataset())
 
     def create_eval_dataset(self) -> UndistortedDataset:
         """The evaluation images."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class RankTrainerConfig(TrainerConfig):
         return folder
 
 
-class RankTrainer(Trainer):
+class RankTrainer(Trainer, ABC):
     """Trainer whose ranks stop after the same step and write one checkpoint together.
 
     A subclass says in :meth:`_gather_checkpoint` what a checkpoint holds, and loads it from ``_resumed``; its pipeline
@@ -174,9 +175,9 @@ class RankTrainer(Trainer):
         if self._interrupted:
             raise KeyboardInterrupt
 
+    @abstractmethod
     def _gather_checkpoint(self, step: int) -> dict[str, Any] | None:
         """What the checkpoint of all ranks holds; None on all but rank 0."""
-        raise NotImplementedError
 
     def _write_checkpoint(self, step: int) -> str | None:
         """Gathers what all ranks learned and writes it on rank 0, which returns a sentence when it could not."""

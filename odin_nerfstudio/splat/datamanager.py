@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,19 +15,11 @@ from nerfstudio.data.datamanagers.full_images_datamanager import FullImageDatama
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from odin_nerfstudio.data.capture import (
-    check_folder,
-    colmap_model_of,
-    leave_points_to_us,
-    parsing,
-    plan_cameras,
-    seed_points_of,
-)
+from odin_nerfstudio.data.capture import plan_cameras
 from odin_nerfstudio.data.dataset import UndistortedDataset
 from odin_nerfstudio.data.loader import ViewLoader
+from odin_nerfstudio.data.manager import CaptureManager
 from odin_nerfstudio.draws import keyed_generator
-from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.plan.cameras import check_poses
 from odin_nerfstudio.plan.capture import Capture
 from odin_nerfstudio.plan.plan import Plan
 from odin_nerfstudio.plan.schedule import ScheduleConfig
@@ -63,7 +54,7 @@ class OdinDataManagerConfig(FullImageDatamanagerConfig):
     fps_reset_every: Annotated[int, tyro.conf.Suppress] = 100
 
 
-class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
+class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
     """Yields the groups of the plan (design §2) as decoded views on this rank's device.
 
     Raises:
@@ -71,47 +62,8 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
     """
 
     config: OdinDataManagerConfig
-    train_dataset: UndistortedDataset
-    eval_dataset: UndistortedDataset
-    seed: int = 0
-    """Seed of the choice of evaluation images; set by the pipeline."""
     rank: int = 0
     """This process among ``world_size``; set by the pipeline."""
-
-    def __init__(
-        self,
-        config: OdinDataManagerConfig,
-        device: torch.device | str = "cpu",
-        test_mode: Literal["test", "val", "inference"] = "val",
-        world_size: int = 1,
-        local_rank: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        data = config.data or config.dataparser.data
-        check_folder(data)
-        from_model = leave_points_to_us(data, config.dataparser)
-        with parsing(data, config.dataparser):
-            super().__init__(config, device, test_mode, world_size, local_rank, **kwargs)
-            cameras, names = self.train_dataset.cameras, [path.name for path in self.train_dataset.image_filenames]
-            check_poses(cameras.camera_to_worlds.numpy(), names, str(data))
-        if from_model and test_mode == "val":
-            self._take_seed_points_from_model()
-        if test_mode != "inference":
-            self.train_dataset.check_files()
-            self.eval_dataset.check_files()
-
-    def create_train_dataset(self) -> UndistortedDataset:
-        """The training images.
-
-        Raises:
-            UserError: when the data parser keeps none for training.
-        """
-        dataset = super().create_train_dataset()
-        if not len(dataset):
-            raise UserError(
-                f"{self.get_datapath()}: no image is left for training. Choose another --eval-mode of the dataparser."
-            )
-        return dataset
 
     @property
     def group_size(self) -> int:
@@ -137,7 +89,7 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
             image_names=[str(path) for path in dataset.image_filenames],
             cameras=plan_cameras(dataset.cameras),
             points=None if points is None else points.cpu().numpy(),
-            colmap_dir=self._colmap_model(),
+            colmap_dir=self.colmap_model(),
         )
         plan = Plan.build(capture, self.world_size, self.config.batch_per_rank, self.config.schedule)
         CONSOLE.log(f"Plan: {plan.visibility.reason}")
@@ -191,17 +143,6 @@ class OdinDataManager(FullImageDatamanager[UndistortedDataset]):
 
     def _views_of(self, step: int) -> list[int]:
         return self.plan.schedule.group(step).of_rank(self.rank).tolist()
-
-    def _take_seed_points_from_model(self) -> None:
-        """Puts the COLMAP model's points where the data parser would have put those of a point cloud."""
-        folder, outputs = self._colmap_model(), self.train_dataparser_outputs
-        if folder is not None:
-            seeds = seed_points_of(folder, outputs, self.train_dataset.cameras)
-            outputs.metadata.update(seeds)
-            self.train_dataset.metadata.update(seeds)
-
-    def _colmap_model(self) -> Path | None:
-        return colmap_model_of(self.get_datapath(), self.config.dataparser)
 
     def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
         batch = views.get(index)
