@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from odin_nerfstudio.comm.exchange import Exchange, Job, Signal
+from odin_nerfstudio.comm.exchange import Job, Signal
 from odin_nerfstudio.comm.splat_block import SplatGradBlock
-from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.splat.arrival import as_leaves, gradients_as_arrived, merge, pack
 from odin_nerfstudio.splat.densify import SplatStatistics, catch_up
-from odin_nerfstudio.splat.model import OdinSplatfactoModel
 from odin_nerfstudio.splat.raster import PinholeCamera, Rows, Splats
-from odin_nerfstudio.splat.unit import Part, RowGradients, Unit, gradients_of, pull_back, read_rows
+from odin_nerfstudio.splat.unit import Part, RowGradients, Unit, UnitExchange, gradients_of, pull_back, read_rows
 
 
 @dataclass
@@ -38,17 +36,10 @@ class SplatUnit(Unit):
     """The exchange of gradients that is under way."""
 
 
-class SplatExchange:
-    """The two parts that a rank plays: owner of a shard and renderer of views. See :class:`UnitExchange`."""
+class SplatExchange(UnitExchange):
+    """The two parts that a rank plays: owner of a shard and renderer of views."""
 
     unit_type = SplatUnit
-
-    def __init__(self, model: OdinSplatfactoModel, exchange: Exchange, timeline: Timeline) -> None:
-        self._model = model
-        self._exchange = exchange
-        self._timeline = timeline
-        self._world = exchange.world
-        self._params = list(model.gauss_params)
 
     # ------------------------------------------------------------------------------------------------ splats
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from odin_nerfstudio.comm.exchange import Job, Signal
+from odin_nerfstudio.comm.exchange import Exchange, Job, Signal
 from odin_nerfstudio.comm.splat_block import SplatGradBlock
+from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.shadow.unit import TaskUnit as Locks
 from odin_nerfstudio.splat.densify import SplatStatistics
 from odin_nerfstudio.splat.model import OdinSplatfactoModel
@@ -84,40 +86,50 @@ class Unit:
         return [view for view, renderer in enumerate(self.ranks) if renderer == rank]
 
 
-class UnitExchange(Protocol):
+class UnitExchange(ABC):
     """How rows get to the ranks that render them, and gradients to those that step them.
 
     All ranks call the same methods for the same units in the same order.
+
+    Args:
+        model: the rows of this rank and the renderer.
+        exchange: moves blocks between ranks.
+        timeline: where waiting and work are recorded.
     """
 
-    @property
-    def unit_type(self) -> type[Unit]:
-        """A unit with what this exchange has to remember of it."""
-        ...
+    unit_type: ClassVar[type[Unit]]
+    """A unit with what this exchange has to remember of it."""
 
+    def __init__(self, model: OdinSplatfactoModel, exchange: Exchange, timeline: Timeline) -> None:
+        self._model = model
+        self._exchange = exchange
+        self._timeline = timeline
+        self._world = exchange.world
+        self._params = list(model.gauss_params)
+
+    @abstractmethod
     def read(self, unit: Any, rows: Tensor, name: str) -> None:
         """Copies ``rows`` ((R,) int64 ascending) as they are, projects them, and sends what others need of them."""
-        ...
 
+    @abstractmethod
     def leaves(self, unit: Any) -> list[Splats]:
         """Waits for all that was read; the splats of this rank's views in ascending order of id, as leaves."""
-        ...
 
+    @abstractmethod
     def want(self, unit: Any) -> None:
         """Lets the other ranks know of ``unit.wanted``."""
-        ...
 
+    @abstractmethod
     def push(self, unit: Any, first: bool, signal: Signal = Signal.NONE) -> Job:
         """Sends the gradients of the leaves: those that are wanted first, or the rest."""
-        ...
 
+    @abstractmethod
     def gradients(self, unit: Any, first: bool) -> RowGradients:
         """Waits for what was pushed: gradients of the rows of this rank."""
-        ...
 
+    @abstractmethod
     def look(self, cameras: Sequence[PinholeCamera], ranks: Sequence[int]) -> list[Splats]:
         """Splats of this rank's views outside units, each view rendered by one of ``ranks``."""
-        ...
 
 
 def read_rows(model: OdinSplatfactoModel, rows: Tensor) -> Rows:
