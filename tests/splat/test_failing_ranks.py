@@ -12,7 +12,7 @@ import pytest
 from ranks import run_ranks
 from training import make_config, run
 
-from odin_nerfstudio.comm import trainer
+from odin_nerfstudio.runs import trainer
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, checkpoint_steps, read_checkpoint, write_checkpoint
 from odin_nerfstudio.comm.world import World
 
