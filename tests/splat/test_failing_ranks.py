@@ -12,9 +12,9 @@ import pytest
 from ranks import run_ranks
 from training import make_config, run
 
-from odin_nerfstudio.runs import trainer
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, checkpoint_steps, read_checkpoint, write_checkpoint
 from odin_nerfstudio.comm.world import World
+from odin_nerfstudio.runs import trainer
 
 
 def train(world: World, capture: Path, output: Path, failing: list[int], how: str) -> tuple[str, str]:

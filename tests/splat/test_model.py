@@ -14,9 +14,9 @@ from torch import Tensor
 
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.plan.schedule import Group
+from odin_nerfstudio.runs import perceptual
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.policy import Barrier, Quality
-from odin_nerfstudio.runs import perceptual
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
 from odin_nerfstudio.splat.runner import UnitRunner
 

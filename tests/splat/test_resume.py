@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from training import assert_equal, make_config, run
 
-from odin_nerfstudio.runs import trainer
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, checkpoint_steps, read_checkpoint, write_checkpoint
+from odin_nerfstudio.runs import trainer
 from odin_nerfstudio.splat.trainer import OdinTrainerConfig
 
 
