@@ -51,13 +51,7 @@ class Bitmap:
 
     def count(self) -> int:
         """Number of rows in the set."""
-        # Neighbouring fields of 1, 2 and 4 bits are added inside each word, then its eight bytes by a multiplication.
-        # The shifts copy the sign, which the masks remove.
-        x = self.words
-        x = x - ((x >> 1) & 0x5555555555555555)
-        x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
-        x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
-        return int((((x * 0x0101010101010101) >> 56) & 0xFF).sum())
+        return int(count_bits(self.words))
 
     def __bool__(self) -> bool:
         """Whether any row is in the set."""
@@ -71,6 +65,17 @@ class Bitmap:
 
     def __sub__(self, other: Bitmap) -> Bitmap:
         return Bitmap(self.words & ~other.words, self.size)
+
+
+def count_bits(words: Tensor) -> Tensor:
+    """(..., W) int64 → (...,) int64: how many bits are set, without waiting for the device."""
+    # Neighbouring fields of 1, 2 and 4 bits are added inside each word, then its eight bytes by a multiplication.
+    # The shifts copy the sign, which the masks remove.
+    x = words
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return (((x * 0x0101010101010101) >> 56) & 0xFF).sum(-1)
 
 
 def _pack(mask: Tensor) -> Tensor:

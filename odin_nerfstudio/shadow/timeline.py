@@ -8,10 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+from odin_nerfstudio.shadow.contention import Conflicts
 
 Kind = Literal["compute", "communication", "wait"]
 """Work of the rank, transfers under way, and exposed wait: the compute stream stands still for other ranks."""
@@ -36,11 +38,17 @@ class StepRecord:
     """All that was recorded of one unit on this rank."""
 
     spans: list[Span] = field(default_factory=list)
+    """In the order in which they ended."""
     counts: Counter[str] = field(default_factory=Counter)
+    """See :meth:`Timeline.count`."""
+    conflicts: Conflicts | None = None
+    """With which units and ranks it met on this owner's primitives, once it is published."""
 
 
 class Timeline:
     """Recorder of one rank. Any thread may record; the last ``steps`` units are kept.
+
+    Rank 0 also has one for every other rank, which :meth:`absorb` fills with what their own gave out.
 
     Args:
         rank: whose timeline this is.
@@ -49,28 +57,51 @@ class Timeline:
 
     def __init__(self, rank: int = 0, steps: int = 1000) -> None:
         self.rank = rank
+        self.recording = steps > 0
+        """Whether anything is recorded; may be changed at any time."""
         self._keep = steps
         self._records: dict[int, StepRecord] = {}
+        self._given_out = -1
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------------------------------------ recording
 
     def span(self, kind: Kind, step: int, name: str = "") -> AbstractContextManager[None]:
         """Records the time that the block takes, for unit ``step``; ``name`` is what a trace shows."""
-        return self._span(kind, step, name) if self._keep else nullcontext()
+        return self._span(kind, step, name) if self.recording else nullcontext()
 
     def add(self, kind: Kind, step: int, begin: int, end: int, name: str = "") -> None:
         """Records a span that was measured elsewhere, as CUDA events or a transfer's callbacks do; ns."""
-        if self._keep:
+        if self.recording:
             with self._lock:
                 self._record(step).spans.append(Span(kind, name or kind, begin, end))
 
     def count(self, step: int, **amounts: int) -> None:
         """Adds to counters of unit ``step``: scope, early, late, delayed, fallback (primitives), bytes (sent), busier
-        (bytes in the busier direction of each transfer, which is what a full-duplex link takes its time for)."""
-        if self._keep:
+        (bytes in the busier direction of each transfer, which is what a full-duplex link takes its time for),
+        primitives (that the rank has), memory (bytes that it uses)."""
+        if self.recording:
             with self._lock:
                 self._record(step).counts.update(amounts)
+
+    def conflict(self, step: int, conflicts: Conflicts) -> None:
+        """Keeps with whom unit ``step`` met."""
+        if self.recording:
+            with self._lock:
+                self._record(step).conflicts = conflicts
+
+    def take(self, before: int) -> dict[int, StepRecord]:
+        """Records of units before unit ``before`` that were not given out yet, for another process to absorb."""
+        with self._lock:
+            chosen = {step: record for step, record in self._records.items() if self._given_out < step < before}
+            self._given_out = max(self._given_out, before - 1)
+        return chosen
+
+    def absorb(self, records: Mapping[int, StepRecord]) -> None:
+        """Adds what the timeline of another process gave out."""
+        with self._lock:
+            self._records.update(records)
+            self._trim()
 
     @contextmanager
     def _span(self, kind: Kind, step: int, name: str) -> Iterator[None]:
@@ -83,9 +114,12 @@ class Timeline:
     def _record(self, step: int) -> StepRecord:
         if step not in self._records:
             self._records[step] = StepRecord()
-            while len(self._records) > self._keep:
-                del self._records[next(iter(self._records))]
+            self._trim()
         return self._records[step]
+
+    def _trim(self) -> None:
+        while len(self._records) > self._keep:
+            del self._records[next(iter(self._records))]
 
     # -------------------------------------------------------------------------------------------------- reading
 
@@ -94,6 +128,21 @@ class Timeline:
         """Units that are recorded, in the order in which they began."""
         with self._lock:
             return list(self._records)
+
+    def spans(self, step: int | None = None) -> list[Span]:
+        """Spans of one unit, or of all that are recorded."""
+        with self._lock:
+            return [span for record in self._chosen(step) for span in record.spans]
+
+    def hidden(self, step: int) -> list[Interval]:
+        """When a unit's communication was under way behind this rank's computation of any unit."""
+        return _intersection(self._intervals("communication", step), self._intervals("compute"))
+
+    def conflicts(self, step: int) -> Conflicts | None:
+        """With which units and ranks a unit met, if that is known."""
+        with self._lock:
+            record = self._records.get(step)
+            return record and record.conflicts
 
     def counts(self, step: int | None = None) -> dict[str, int]:
         """Counters of one unit, or their sums over all that are recorded."""
@@ -146,16 +195,15 @@ class Timeline:
 
         compute = self._intervals("compute")
         for step in self.steps:
-            for span in self._spans(step):
-                args = {"unit": step, **self.counts(step)}
+            conflicts = self.conflicts(step)
+            args = {"unit": step, **self.counts(step)} | (
+                {} if conflicts is None else {"conflicts": conflicts.to_json()}
+            )
+            for span in self.spans(step):
                 events.append(event(span.kind, span.name, span.begin, span.end, args))
             for begin, end in _intersection(self._intervals("communication", step), compute):
                 events.append(event("hidden", "hidden", begin, end, {"unit": step}))
         return events
-
-    def _spans(self, step: int | None) -> list[Span]:
-        with self._lock:
-            return [span for record in self._chosen(step) for span in record.spans]
 
     def _chosen(self, step: int | None) -> list[StepRecord]:
         if step is None:
@@ -163,7 +211,7 @@ class Timeline:
         return [self._records[step]] if step in self._records else []
 
     def _intervals(self, kind: Kind, step: int | None = None) -> list[Interval]:
-        return _union((span.begin, span.end) for span in self._spans(step) if span.kind == kind)
+        return _union((span.begin, span.end) for span in self.spans(step) if span.kind == kind)
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:

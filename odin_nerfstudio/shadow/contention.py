@@ -1,0 +1,173 @@
+"""Who met whom at which primitives: what the Shadow Graph kept apart, counted for people to look at.
+
+Nothing here decides anything. Sets of rows are packed bitmaps, and counts stay on the device until they are asked for,
+so that recording does not hold up the steps that it watches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from odin_nerfstudio.shadow.bitmap import Bitmap, count_bits
+
+WINDOW = 32
+"""Units that a unit is compared with, and over which a primitive's contention is counted."""
+KINDS = ("raw", "waw", "delayed")
+"""Read after write, write after write, and reads of the first kind that did not wait (policy ``throughput``)."""
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """With which ranks and earlier units one unit met on the primitives of one owner. Owners' counts add up."""
+
+    ranks: dict[str, list[list[int]]]
+    """By kind, (G, G) primitives. ``raw``: views of rank a read what views of rank b wrote in the unit before;
+    ``delayed``: those of them that were read as they had been before; ``waw``: views of both wrote in this unit."""
+    groups: dict[int, dict[str, int]]
+    """By earlier unit and kind, primitives that this unit may read, or writes, and that one wrote. ``delayed`` is about
+    the unit just before."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for JSON; :meth:`from_json` is the inverse."""
+        return {"ranks": self.ranks, "groups": {str(step): counts for step, counts in self.groups.items()}}
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> Conflicts:
+        """What :meth:`to_json` gave."""
+        return Conflicts(content["ranks"], {int(step): counts for step, counts in content["groups"].items()})
+
+    def __add__(self, other: Conflicts) -> Conflicts:
+        """The same unit's on the primitives of two owners."""
+        ranks = {
+            kind: [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(matrix, other.ranks[kind], strict=True)]
+            for kind, matrix in self.ranks.items()
+        }
+        groups = {
+            step: {kind: count + other.groups.get(step, {}).get(kind, 0) for kind, count in counts.items()}
+            for step, counts in self.groups.items()
+        }
+        return Conflicts(ranks, {**other.groups, **groups})
+
+
+@dataclass
+class _Watched:
+    """One unit, as sets of rows."""
+
+    step: int
+    scope: Tensor
+    """(W,) words of a bitmap."""
+    reads: Tensor
+    """(G, W) what the views of each rank read."""
+    writes: Tensor
+    """(G, W) what they wrote."""
+    stale: Tensor
+    """(W,) what was read before its publication."""
+    met: Tensor | None = None
+    """(W,) rows on which it met the unit before, or ranks met in it; None until it is finished."""
+
+    @property
+    def written(self) -> Tensor:
+        """(W,)"""
+        return _union(self.writes)
+
+
+class Contention:
+    """Watches the units of one owner in order, and remembers the last ones.
+
+    Args:
+        num_rows: N, primitives of this owner.
+        world_size: G, ranks that render views.
+        device: where rows live.
+    """
+
+    def __init__(self, num_rows: int, world_size: int, device: torch.device | str = "cpu") -> None:
+        self.window = WINDOW
+        """Units to look back on; may be changed at any time."""
+        self._world_size = world_size
+        self._device = torch.device(device)
+        self.resize(num_rows)
+
+    def resize(self, num_rows: int) -> None:
+        """Forgets everything, since rows have changed their places."""
+        self._num_rows = num_rows
+        self._units: deque[_Watched] = deque()
+
+    def read(self, step: int, scope: Bitmap, stale: Bitmap, reads: Iterable[tuple[int, Tensor]]) -> None:
+        """A unit has read its scope.
+
+        Args:
+            step: of the unit; it may be the second one in flight.
+            scope: what its views may read.
+            stale: what it read before its publication.
+            reads: rank and rows ((R,) int64) that a view of this rank was made of, for each view.
+        """
+        nothing = Bitmap.empty(self._num_rows, self._device).words
+        by_rank = nothing.repeat(self._world_size, 1)
+        for rank, rows in reads:
+            by_rank[rank] |= Bitmap.from_rows(rows, self._num_rows).words
+        self._units.append(_Watched(step, scope.words, by_rank, torch.zeros_like(by_rank), stale.words))
+        while len(self._units) > self.window + 1:
+            self._units.popleft()
+
+    def wrote(self, step: int, rank: int, rows: Tensor) -> None:
+        """Views of a rank have a gradient for some rows ((R,) int64) of a unit that has read. May be told in parts."""
+        unit = self._unit(step)
+        if unit is not None:
+            unit.writes[rank] |= Bitmap.from_rows(rows, self._num_rows).words
+
+    def finish(self, step: int) -> Conflicts | None:
+        """All that a unit wrote is known.
+
+        Returns:
+            With whom it met; None for a unit that was not watched from its beginning.
+        """
+        unit = self._unit(step)
+        if unit is None:
+            return None
+        earlier = [other for other in self._units if other.step < step and other.met is not None]
+        before = next((other for other in earlier if other.step == step - 1), None)
+        written = unit.written
+        pairs = unit.writes[:, None] & unit.writes[None]
+        pairs[range(self._world_size), range(self._world_size)] = 0
+        unit.met = _union(pairs.flatten(0, 1))
+        none = torch.zeros(self._world_size, self._world_size, dtype=torch.int64, device=self._device)
+        ranks = {"raw": none, "waw": count_bits(pairs), "delayed": none}
+        if before is not None:
+            unit.met = unit.met | (unit.scope & before.written)
+            raw = unit.reads[:, None] & before.writes[None]
+            ranks |= {"raw": count_bits(raw), "delayed": count_bits(raw & unit.stale)}
+        groups: dict[int, dict[str, int]] = {}
+        if earlier:
+            others = torch.stack([other.written for other in earlier])
+            counts = torch.stack(
+                [count_bits(others & words) for words in (unit.scope, written, unit.scope & unit.stale)]
+            )
+            for other, (raw, waw, delayed) in zip(earlier, counts.T.tolist(), strict=True):
+                groups[other.step] = {"raw": raw, "waw": waw, "delayed": delayed if other is before else 0}
+        return Conflicts({kind: matrix.tolist() for kind, matrix in ranks.items()}, groups)
+
+    @property
+    def share(self) -> Tensor:
+        """(N,) float32 in [0, 1]: in which part of the finished units of the window each row was contended."""
+        finished = [Bitmap(unit.met, self._num_rows) for unit in self._units if unit.met is not None]
+        total = torch.zeros(self._num_rows, device=self._device)
+        for met in finished[-self.window :]:
+            total[met.rows()] += 1
+        return total / max(1, min(len(finished), self.window))
+
+    def _unit(self, step: int) -> _Watched | None:
+        return next((unit for unit in reversed(self._units) if unit.step == step), None)
+
+
+def _union(words: Tensor) -> Tensor:
+    """(K, W) → (W,)"""
+    union = torch.zeros_like(words[0])
+    for each in words:
+        union |= each
+    return union
