@@ -1,7 +1,6 @@
 """Who met whom at which primitives: what the Shadow Graph kept apart, counted for people to look at.
 
-Nothing here decides anything. Sets of rows are packed bitmaps, and counts stay on the device until they are asked for,
-so that recording does not hold up the steps that it watches.
+Nothing here decides anything. Sets of rows are packed bitmaps, so that watching costs little beside what it watches.
 """
 
 from __future__ import annotations

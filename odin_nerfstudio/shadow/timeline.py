@@ -142,7 +142,7 @@ class Timeline:
         """With which units and ranks a unit met, if that is known."""
         with self._lock:
             record = self._records.get(step)
-            return record and record.conflicts
+            return None if record is None else record.conflicts
 
     def counts(self, step: int | None = None) -> dict[str, int]:
         """Counters of one unit, or their sums over all that are recorded."""
@@ -196,7 +196,7 @@ class Timeline:
         compute = self._intervals("compute")
         for step in self.steps:
             conflicts = self.conflicts(step)
-            args = {"unit": step, **self.counts(step)} | (
+            args: dict[str, Any] = {"unit": step, **self.counts(step)} | (
                 {} if conflicts is None else {"conflicts": conflicts.to_json()}
             )
             for span in self.spans(step):

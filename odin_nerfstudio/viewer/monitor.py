@@ -39,9 +39,7 @@ class Monitor:
         sketch: gives the geometry as it is now; None where there is none to draw.
     """
 
-    def __init__(
-        self, recording: Recording, controls: Controls, sketch: Callable[[], Sketch] | None = None
-    ) -> None:
+    def __init__(self, recording: Recording, controls: Controls, sketch: Callable[[], Sketch] | None = None) -> None:
         self.recording = recording
         self.controls = controls
         """In force on all ranks."""
