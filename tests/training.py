@@ -10,9 +10,11 @@ import torch
 from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.scripts.train import train_loop
 
+from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.methods import odin_splatfacto
 from odin_nerfstudio.splat.trainer import OdinTrainerConfig
+from odin_nerfstudio.viewer.heatmap import History
 
 
 def make_config(capture: Path, output_dir: Path, **changes: Any) -> OdinTrainerConfig:
@@ -43,6 +45,14 @@ def run(config: OdinTrainerConfig, world: World | None = None) -> Path:
     world = world or World.current()
     train_loop(world.rank, world.size, config, world.rank)
     return config.get_base_dir() / config.relative_model_dir  # the last one may still be on its way there
+
+
+def learned(folder: Path) -> dict[str, Any]:
+    """The last checkpoint, without what was recorded on the way: that depends on who ran with whom."""
+    checkpoint = read_checkpoint(checkpoint_path(folder))
+    recorded = f"_model.{History.PREFIX}"
+    kept = {name: value for name, value in checkpoint["pipeline"].items() if not name.startswith(recorded)}
+    return {**checkpoint, "pipeline": kept}
 
 
 def assert_equal(a: Any, b: Any, where: str = "") -> None:

@@ -45,8 +45,8 @@ class Signal(IntFlag):
     NONE = 0
     STOP = 1
     """The run should end."""
-    SHOW = 2
-    """Somebody looks at the scene, whose displayed copy has grown old."""
+    MEET = 2
+    """The ranks should come together: somebody looks at the run, or wants to change how it goes on."""
 
 
 @dataclass(frozen=True)

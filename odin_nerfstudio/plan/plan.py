@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from odin_nerfstudio.plan.capture import Capture
-from odin_nerfstudio.plan.conflict import mean_coupling, predicted_conflict
+from odin_nerfstudio.plan.conflict import mean_coupling, predicted_conflict, shared_fraction
 from odin_nerfstudio.plan.covisibility import Visibility, measure_visibility
 from odin_nerfstudio.plan.locality_graph import relative_locality_graph
 from odin_nerfstudio.plan.partition import Partition
@@ -63,6 +63,11 @@ class Plan:
         """(S, n) the groups of the first epochs, as many as a prediction looks at."""
         epochs = max(2, -(-PREDICTED_GROUPS * schedule.group_size // schedule.views))
         return np.stack([schedule.group_views(step) for step in range(schedule.steps(epochs).start)])
+
+    def predicted_share(self, step: int, earlier: int) -> float:
+        """Of the points that the group of a step sees, the part that the group of an earlier one sees too."""
+        group, other = (self.schedule.group(number).views for number in (step, earlier))
+        return shared_fraction(group, other, self.visibility.incidence)
 
     @cached_property
     def figures(self) -> dict[str, Any]:

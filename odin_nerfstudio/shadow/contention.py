@@ -41,6 +41,14 @@ class Conflicts:
         """What :meth:`to_json` gave."""
         return Conflicts(content["ranks"], {int(step): counts for step, counts in content["groups"].items()})
 
+    def as_replica(self, rank: int) -> Conflicts:
+        """The part that a rank tells of where all ranks own the same primitives, so that the parts add up."""
+        ranks = {
+            kind: [row if reader == rank else [0] * len(row) for reader, row in enumerate(matrix)]
+            for kind, matrix in self.ranks.items()
+        }
+        return Conflicts(ranks, self.groups if rank == 0 else {})
+
     def __add__(self, other: Conflicts) -> Conflicts:
         """The same unit's on the primitives of two owners."""
         ranks = {

@@ -257,12 +257,19 @@ class ShadowGraph:
             steps = " and ".join(str(unit.step) for unit in self._in_flight)
             raise HazardError(f"structural changes must wait for the publication of unit {steps}")
 
-    def resize(self, num_rows: int) -> None:
-        """Begins anew with ``num_rows`` rows, none of them published yet; see :meth:`fence`."""
+    def resize(self, num_rows: int, versions: Tensor | None = None) -> None:
+        """Begins anew with ``num_rows`` rows; see :meth:`fence`.
+
+        Args:
+            num_rows: N.
+            versions: (N,) int32 what is known of them; None: none was published yet.
+        """
         self.fence()
         self.num_rows = num_rows
-        self.versions = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
-        """(N,) int32: the step that published each row last, -1 if none has since the last resize."""
+        if versions is None:
+            versions = torch.full((num_rows,), -1, dtype=torch.int32, device=self.device)
+        self.versions = versions
+        """(N,) int32: the step that published each row last, -1 if none has."""
         self._read = self.versions.repeat(SLOTS, 1)
         self._stale_run = torch.zeros(num_rows, dtype=torch.uint8, device=self.device)
 

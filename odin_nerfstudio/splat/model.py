@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,10 +32,10 @@ from odin_nerfstudio.runs.perceptual import LazyLPIPS
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.scope import in_scope
 from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shard, SplatStatistics, alone, catch_up
+from odin_nerfstudio.splat.outputs import Outputs
 from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, Splats, select_rasterizer
 from odin_nerfstudio.splat.regularisers import anisotropy, mean_opacity, mean_scale
-
-Outputs = dict[str, Any]
+from odin_nerfstudio.viewer.heatmap import HEATMAPS, History
 
 
 @dataclass
@@ -101,6 +102,8 @@ class OdinSplatfactoModel(SplatfactoModel):
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.display: Rows | None = None
         """A copy of the whole scene, or of most of it, for looks at it while this rank has a part only."""
+        self.history: History | None = None
+        """What was recorded of the primitives that are shown, as far as that is known."""
 
     def set_seed(self, seed: int) -> None:
         """Sets the seed of what every step draws: backgrounds, and where new primitives go."""
@@ -144,7 +147,8 @@ class OdinSplatfactoModel(SplatfactoModel):
             splats: of this view.
 
         Returns:
-            ``rgb`` (H, W, 3), ``depth`` (H, W, 1), ``accumulation`` (H, W, 1) and ``background``.
+            ``rgb`` (H, W, 3), ``depth`` (H, W, 1), ``accumulation`` (H, W, 1) and ``background``; outside training also
+            the scene in the colours of :data:`~odin_nerfstudio.viewer.heatmap.HEATMAPS`, (H, W, 3) each.
         """
         absgrad = self.training and self.strategy.absgrad
         image = self.rasterizer.rasterize(splats, pinhole.width, pinhole.height, absgrad=absgrad)
@@ -158,7 +162,19 @@ class OdinSplatfactoModel(SplatfactoModel):
             depth = torch.where(image.alpha > 0, image.depth, farthest)
         if not self.training:
             background = background.expand(pinhole.height, pinhole.width, 3)
-        return {"rgb": rgb, "depth": depth, "accumulation": image.alpha, "background": background}
+        outputs = Outputs(rgb=rgb, depth=depth, accumulation=image.alpha, background=background)
+        if not self.training:
+            for name in HEATMAPS:
+                outputs[name] = partial(self._heatmap, name, splats, pinhole, background)
+        return outputs
+
+    @torch.no_grad()
+    def _heatmap(self, name: str, splats: Splats, pinhole: PinholeCamera, background: Tensor) -> Tensor:
+        """(H, W, 3) the same splats in other colours."""
+        history = History.unknown(splats.ids) if self.history is None else self.history.select(splats.ids)
+        painted = replace(splats, colors=HEATMAPS[name](history))
+        image = self.rasterizer.rasterize(painted, pinhole.width, pinhole.height)
+        return torch.clamp(image.rgb + (1 - image.alpha) * background, 0.0, 1.0)
 
     @property
     def rasterizer(self) -> Rasterizer:
@@ -327,8 +343,12 @@ class OdinSplatfactoModel(SplatfactoModel):
 
     def load_state_dict(self, dict: dict[str, Any], **kwargs: Any) -> Any:
         """Loads a checkpoint with any number of primitives, splatfacto's too."""
-        loaded = super().load_state_dict({k: v for k, v in dict.items() if not k.startswith("lpips.")}, **kwargs)
+        history = {name: value.to(self.device) for name, value in dict.items() if name.startswith(History.PREFIX)}
+        others = ("lpips.", History.PREFIX)
+        loaded = super().load_state_dict({k: v for k, v in dict.items() if not k.startswith(others)}, **kwargs)
         self.set_ids()
+        step = history.pop(f"{History.PREFIX}step", None)
+        self.history = None if step is None else History.from_rows(history, self.ids, int(step))
         return loaded
 
     def _initial_gaussians(self) -> dict[str, Tensor]:

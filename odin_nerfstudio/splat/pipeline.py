@@ -6,10 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import tyro
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
+from numpy.typing import NDArray
 from torch.cuda.amp.grad_scaler import GradScaler
 
 from odin_nerfstudio.comm.exchange import Link
@@ -18,13 +20,18 @@ from odin_nerfstudio.comm.replicas import Replicas
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.cpu import threads
 from odin_nerfstudio.errors import UserError, exit_with_sentence
-from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
+from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.splat.datamanager import Batch, OdinDataManager, OdinDataManagerConfig
-from odin_nerfstudio.splat.display import gather_display
-from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig, Outputs
+from odin_nerfstudio.splat.display import gather_display, own_history
+from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
+from odin_nerfstudio.splat.outputs import Outputs
 from odin_nerfstudio.splat.raster import Splats
 from odin_nerfstudio.splat.rows import collect, install
 from odin_nerfstudio.splat.runner import UnitRunner
+from odin_nerfstudio.viewer.controls import Controls, PolicyName
+from odin_nerfstudio.viewer.heatmap import History
+from odin_nerfstudio.viewer.monitor import Monitor, Sketch
+from odin_nerfstudio.viewer.recording import Recording
 
 
 @dataclass
@@ -39,7 +46,7 @@ class OdinPipelineConfig(VanillaPipelineConfig):
     placement: Literal["sharded", "replicated"] = "sharded"
     """With several ranks: whether each has the primitives of a part of space, or all of them, which takes as much
     memory as one rank alone needs."""
-    policy: Literal["barrier", "quality", "throughput"] = "quality"
+    policy: PolicyName = "quality"
     """When a step may read what the step before it has not published yet: never; if it cannot change any more; or also
     if little of it changes, by little, and not too often."""
     delay_ratio: float = 0.2
@@ -55,11 +62,9 @@ class OdinPipelineConfig(VanillaPipelineConfig):
     """Set by the trainer from ``--machine.seed``."""
 
     @property
-    def shadow_policy(self) -> Quality:
-        """The policy that the flags describe."""
-        if self.policy == "throughput":
-            return Throughput(self.delay_ratio, self.max_delay)
-        return Barrier() if self.policy == "barrier" else Quality()
+    def controls(self) -> Controls:
+        """What the flags say of that which can be changed later."""
+        return Controls(self.policy, self.delay_ratio, self.max_delay)
 
 
 class OdinPipeline(VanillaPipeline):
@@ -103,9 +108,14 @@ class OdinPipeline(VanillaPipeline):
             self.place(self.model.means)
             install(self.model, self.placement.shard(collect(self.model)))
             self.model.strategy.verbose = self.world.rank == 0
-            self.runner = UnitRunner(
-                self.model, self.datamanager, self.world, config.shadow_policy, replicated, config.link
-            )
+            policy = config.controls.shadow_policy
+            self.runner = UnitRunner(self.model, self.datamanager, self.world, policy, replicated, config.link)
+        timelines = [Timeline(rank) for rank in range(self.world.size)]
+        timelines[self.world.rank] = self.runner.timeline
+        recording = Recording(timelines, self._predicted_share)
+        self._boxes = np.stack([_box(self.model.means)] * self.world.size)
+        self.monitor = Monitor(recording, config.controls, self._sketch)
+        """What rank 0 knows of the run."""
 
     def place(self, means: torch.Tensor) -> torch.Tensor:
         """Splits space anew by the positions ((N, 3)) of a whole scene.
@@ -146,10 +156,59 @@ class OdinPipeline(VanillaPipeline):
         mean_losses = {name: torch.stack(each).sum() / size for name, each in losses.items()}
         return outputs, mean_losses | self.model.regularisers(step), mean_metrics
 
-    def show(self) -> None:
-        """Gives the viewer of rank 0 the scene as it is now. All ranks, with no unit in flight."""
-        if self.world.size > 1:
-            self.model.display = gather_display(self.model, self.placement, self.config.viewer_max_primitives)
+    def meet(self, step: int, show: bool = False) -> list[int]:
+        """Rank 0 hears what the others recorded, and all take up new controls. All ranks, with no unit in flight.
+
+        Args:
+            step: the unit that all have finished.
+            show: whether rank 0 wants to give its viewer the scene as it is now; the other ranks' does not count.
+
+        Returns:
+            On rank 0, the units that are known in full since the last meeting; nothing on the others.
+        """
+        known = self.monitor.recording.steps(1)
+        wish, show = self.world.broadcast_object((self.monitor.take_wish(), show))
+        if wish is not None:
+            self._take_up(wish)
+        records = self.world.gather_objects(self.runner.timeline.take(step + 1))
+        boxes = self.world.gather_objects(_box(self.model.means))
+        if show:
+            self._show(step)
+        if records is None or boxes is None:
+            return []
+        self.monitor.recording.absorb(records)
+        self._boxes = np.stack(boxes)
+        return [done for done in self.monitor.recording.steps() if not known or done > known[0]]
+
+    def _take_up(self, controls: Controls) -> None:
+        self.monitor.controls = controls
+        self.runner.graph.policy = controls.shadow_policy
+        self.runner.contention.window = controls.window
+        self.runner.timeline.recording = controls.recording
+
+    def _show(self, step: int) -> None:
+        """Gives the viewer of rank 0 the scene as it is now."""
+        history = self.history(step)
+        if self.world.size == 1:
+            self.model.history = history
+            return
+        shown = gather_display(self.model, self.placement, history, self.config.viewer_max_primitives)
+        if shown is not None:
+            self.model.display, self.model.history = shown
+
+    def history(self, step: int) -> History:
+        """What was recorded of this rank's primitives by the end of unit ``step``."""
+        return own_history(self.model, self.runner, self.world.rank, step)
+
+    def _predicted_share(self, step: int, earlier: int) -> float:
+        return self.datamanager.plan.predicted_share(step, earlier)
+
+    def _sketch(self) -> Sketch:
+        plan, cells = self.datamanager.plan, np.array([[[-np.inf] * 3, [np.inf] * 3]])
+        if isinstance(self.placement, Placement):
+            cells = self.placement.partition.bounds
+        cameras = self.datamanager.train_dataset.cameras.camera_to_worlds[:, :3, 3].cpu().double().numpy()
+        return Sketch(cells, self._boxes, cameras, lambda step: plan.schedule.group(step).views, plan.rlg)
 
     def rebalance(self) -> None:
         """Moves primitives between ranks if the shards have become too unequal. All ranks, with no unit in flight."""
@@ -224,3 +283,10 @@ class OdinPipeline(VanillaPipeline):
             if self.world.size > 1:
                 return self._average_over_ranks()
             return super().get_average_eval_image_metrics(*args, **kwargs)
+
+
+def _box(means: torch.Tensor) -> NDArray[np.float64]:
+    """(2, 3) the corners of the box around (N, 3) positions; NaN without any."""
+    if not len(means):
+        return np.full((2, 3), np.nan)
+    return torch.stack([means.min(0).values, means.max(0).values]).detach().cpu().double().numpy()

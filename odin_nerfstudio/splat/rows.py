@@ -11,16 +11,18 @@ from torch.nn import Parameter
 
 from odin_nerfstudio.comm.placement import Shard
 from odin_nerfstudio.splat.model import OdinSplatfactoModel
+from odin_nerfstudio.viewer.heatmap import History
 
 _STATISTIC = "strategy."
 
 
-def collect(model: OdinSplatfactoModel) -> Shard:
+def collect(model: OdinSplatfactoModel, history: History | None = None) -> Shard:
     """All that belongs to the primitives of this rank, by name.
 
-    Parameters have their own names, their moments ``<name>.<moment>``, the strategy's statistics ``strategy.<name>``.
+    Parameters have their own names, their moments ``<name>.<moment>``, the strategy's statistics ``strategy.<name>``,
+    and what was recorded of them ``history.<name>``.
     """
-    rows: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {} if history is None else history.to_rows()
     for name, param in model.gauss_params.items():
         rows[name] = param.detach()
         state = model.optimizers[name].state[param] if name in model.optimizers else {}
@@ -47,8 +49,12 @@ def install(model: OdinSplatfactoModel, shard: Shard) -> None:
     model.set_ids(shard.ids, model.next_id, model.total)
 
 
-def to_checkpoint(state: dict[str, Any], merged: Shard) -> dict[str, Any]:
-    """A checkpoint of the whole scene from one of a single shard, by putting the merged rows in their places."""
+def to_checkpoint(state: dict[str, Any], merged: Shard, step: int) -> dict[str, Any]:
+    """A checkpoint of the whole scene from one of a single shard, by putting the merged rows in their places.
+
+    What was recorded of primitives stands beside their parameters, where every tool that loads the model finds it;
+    splatfacto passes over it.
+    """
     rows = merged.rows
     whole = {**state, "pipeline": dict(state["pipeline"]), "optimizers": dict(state["optimizers"])}
     for name in (key for key in rows if "." not in key):
@@ -56,6 +62,9 @@ def to_checkpoint(state: dict[str, Any], merged: Shard) -> dict[str, Any]:
         saved = state["optimizers"][name]
         moments = {key: rows.get(f"{name}.{key}", value) for key, value in saved["state"].get(0, {}).items()}
         whole["optimizers"][name] = {**saved, "state": {0: moments} if moments else {}}
+    history = {name: row for name, row in rows.items() if name.startswith(History.PREFIX)}
+    for name, value in {**history, f"{History.PREFIX}step": torch.tensor(step)}.items():
+        whole["pipeline"][f"_model.{name}"] = value
     whole["strategy"] = {key: rows.get(_STATISTIC + key, value) for key, value in state["strategy"].items()}
     whole["ids"] = {**state["ids"], "ids": merged.ids}
     return whole

@@ -8,6 +8,7 @@ its backward. What goes when never shows in the result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from odin_nerfstudio.comm.exchange import Exchange, Link, Signal, Transfer
 from odin_nerfstudio.comm.world import World
+from odin_nerfstudio.runs.memory import peak_memory
+from odin_nerfstudio.shadow.contention import Contention
 from odin_nerfstudio.shadow.graph import ShadowGraph
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.policy import Quality
@@ -60,6 +63,10 @@ class UnitRunner:
         """Where the time of this rank goes."""
         self._exchange: UnitExchange = (SparseExchange if replicated else SplatExchange)(model, exchange, self.timeline)
         self.graph = ShadowGraph(model.num_points, self._commit, policy, model.device)
+        self.contention = Contention(model.num_points, world.size, model.device)
+        """Who met whom at which rows of this rank."""
+        self._replicated = replicated
+        self._ids = model.ids
         self.request = Signal.NONE
         """What this rank wants all of them to know; see ``signal``."""
         self.signal = Signal.NONE
@@ -70,6 +77,18 @@ class UnitRunner:
         self._read_ahead = torch.empty(0, dtype=torch.int64, device=model.device)
 
     @property
+    def versions(self) -> Tensor:
+        """(N,) int32 the unit that published each row last, -1 where that is not known. No unit is in flight."""
+        self._follow()
+        return self.graph.versions
+
+    @property
+    def conflict(self) -> Tensor:
+        """(N,) float32 in [0, 1]: in which part of the last units each row was contended. No unit is in flight."""
+        self._follow()
+        return self.contention.share
+
+    @property
     def is_drained(self) -> bool:
         """Whether no unit is in flight, so that rows may change or move."""
         return self._next is None and self._current is None and self._pushed is None
@@ -78,8 +97,7 @@ class UnitRunner:
         """Hook 1, before reading: finds the scope of a unit and, if another one is in flight, reads what is early."""
         if self._next is not None:
             return
-        if self.graph.num_rows != self._model.num_points:
-            self.graph.resize(self._model.num_points)
+        self._follow()
         group = self._datamanager.plan.schedule.group(step)
         views = [self._datamanager.train_camera(int(view)) for view in group.views]
         cameras = [self._model.pinhole(camera, step) for camera in views]
@@ -114,7 +132,9 @@ class UnitRunner:
         if self._pushed is not None:
             self._exchange.push(self._pushed, first=False)
         unit.leaves = self._exchange.leaves(unit)
-        self.timeline.count(step, **vars(unit.locks.counts))
+        if self.timeline.recording:
+            self.timeline.count(step, **vars(unit.locks.counts))
+            self.contention.read(step, unit.locks.scope, unit.locks.stale, unit.reads())
         return unit.leaves
 
     def look(self, cameras: Sequence[PinholeCamera], ranks: Sequence[int]) -> list[Splats]:
@@ -152,6 +172,7 @@ class UnitRunner:
             if not unit.locks.finished:  # else what was wanted was all there is
                 self._publish(unit, found)
             self._watch(unit, found)
+            self._finish(unit)
 
     def _want(self, unit: Unit, follower: Unit) -> None:
         """Finds out for which rows of a unit the one after it waits, and lets the other ranks know."""
@@ -173,6 +194,7 @@ class UnitRunner:
         self._watch(unit, found)
         if unit.wanted is None:
             self._pushed = None
+            self._finish(unit)
 
     def _publish(self, unit: Unit, found: RowGradients, among: Tensor | None = None) -> None:
         """Publishes the active rows; the rest of the scope has a zero gradient and catches up when it is read again.
@@ -203,6 +225,31 @@ class UnitRunner:
     def _watch(self, unit: Unit, found: RowGradients) -> None:
         if self._model.strategy.watches(unit.step):
             self._model.watch(found.statistics)
+        if self.timeline.recording:
+            for rank, rows in zip(unit.ranks, found.written, strict=True):
+                self.contention.wrote(unit.step, rank, rows)
+
+    def _finish(self, unit: Unit) -> None:
+        """Everything of a unit is published: keeps what was counted of it."""
+        if not self.timeline.recording:
+            return
+        conflicts = self.contention.finish(unit.step)
+        if conflicts is not None:
+            self.timeline.conflict(unit.step, conflicts.as_replica(self._world.rank) if self._replicated else conflicts)
+        self.timeline.count(unit.step, primitives=self._model.num_points, memory=peak_memory(self._model.device))
+
+    def _follow(self) -> None:
+        """Follows the model to other rows; of those that this rank had before it still knows the versions."""
+        before, versions, ids = self._ids, self.graph.versions, self._model.ids
+        if before is ids:
+            return
+        known = versions.new_full((len(ids),), -1)
+        if len(before):
+            place = torch.searchsorted(before, ids).clamp_(max=len(before) - 1)
+            known = torch.where(before[place] == ids, versions[place], known)
+        self.graph.resize(len(ids), known)
+        self.contention.resize(len(ids))
+        self._ids = ids
 
     def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
         for name in self._model.gauss_params:
@@ -224,4 +271,4 @@ def _with_dense(found: RowGradients, unit: Unit, rows: Tensor | None) -> RowGrad
         dense = unit.dense.get(name)
         values[name] = value.new_zeros(len(rows), *value.shape[1:]) if dense is None else dense[rows]
         values[name].index_add_(0, place, value)
-    return RowGradients(rows, values, found.statistics)
+    return replace(found, rows=rows, values=values)

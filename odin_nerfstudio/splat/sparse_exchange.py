@@ -96,7 +96,8 @@ class SparseExchange(UnitExchange):
         widths = [params[name][0].numel() for name in self._params]
         columns = zip(self._params, sums.split(widths, dim=1), strict=True)
         values = {name: column.reshape(-1, *params[name].shape[1:]) for name, column in columns}
-        return RowGradients(rows, values, [s for block in seen for s in self._statistics(unit, block)])
+        written = [every[views == view] for view in range(len(unit.ranks))]
+        return RowGradients(rows, values, [s for block in seen for s in self._statistics(unit, block)], written)
 
     def _to_all(self, block: Tensor, name: str, unit: SparseUnit, signal: Signal = Signal.NONE) -> Job:
         return self._exchange.all_to_all([block] * self._world.size, name, unit.step, signal)

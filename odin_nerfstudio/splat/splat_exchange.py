@@ -132,10 +132,10 @@ class SplatExchange(UnitExchange):
             sums.append({name: gradient[of_part] for name, gradient in gradients_of(part.values, self._params).items()})
         order = torch.argsort(torch.cat(rows))
         values = {name: torch.cat([each[name] for each in sums])[order] for name in self._params}
-        statistics = [
-            self._statistics(unit, view, *map(torch.cat, zip(*of, strict=True))) for view, of in enumerate(seen)
-        ]
-        return RowGradients(torch.cat(rows)[order], values, statistics)
+        returned_to = [tuple(map(torch.cat, zip(*of, strict=True))) for of in seen]
+        statistics = [self._statistics(unit, view, *of) for view, of in enumerate(returned_to)]
+        written = [of_view[(gradients != 0).any(1)] for of_view, gradients, _ in returned_to]
+        return RowGradients(torch.cat(rows)[order], values, statistics, written)
 
     def _places(self, unit: SplatUnit, kept: list[Tensor], rank: int) -> list[tuple[Part, Tensor, int]]:
         """Part, kept rows and view of each piece in what a renderer and this owner exchange, in its order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,11 @@ from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
 from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
 
 SECONDS_BETWEEN_SHOWS = 1.0
-"""How old the viewer's copy of a scene on several ranks may be while somebody looks at it."""
+"""How old what the viewer shows of a scene may be while somebody looks at it."""
+UNITS_BETWEEN_MEETINGS = 200
+"""After so many units rank 0 hears what the others recorded, if it did not before."""
+TRACE = "odin_trace.json"
+"""The recording in a run's folder."""
 
 
 @dataclass
@@ -126,9 +131,8 @@ class OdinTrainer(RankTrainer):
                 pipeline.world.sum_gradients(p for group in optimizer.param_groups for p in group["params"])
                 optimizer.step()
         optimizers.scheduler_step_all(step)
-        if runner.is_drained and (Signal.SHOW in runner.signal or self._is_last(step)):
-            pipeline.show()
-            runner.signal, self._shown = runner.signal & ~Signal.SHOW, time.monotonic()
+        if runner.is_drained and self._meets(step):
+            self._meet(step, show=self._is_looked_at or self._is_last(step))
         return loss, losses, metrics
 
     def _stop_if_asked(self) -> None:
@@ -138,23 +142,35 @@ class OdinTrainer(RankTrainer):
     def _request(self) -> Signal:
         """What this rank wants all of them to know."""
         wants = Signal.STOP if self._interrupted else Signal.NONE
-        shared = self.pipeline.world.size > 1 and self.viewer_state is not None
-        if (
-            shared
-            and self.viewer_state.viser_server.get_clients()
-            and time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS
-        ):
-            wants |= Signal.SHOW
+        old = time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS
+        if self.pipeline.monitor.is_asked or (old and self._is_looked_at):
+            wants |= Signal.MEET
         return wants
+
+    @property
+    def _is_looked_at(self) -> bool:
+        """Whether a browser shows this rank's viewer."""
+        return self.viewer_state is not None and bool(self.viewer_state.viser_server.get_clients())
+
+    def _meets(self, step: int) -> bool:
+        """Whether the ranks come together after this unit; the same on all of them."""
+        due = (step + 1) % UNITS_BETWEEN_MEETINGS == 0
+        return due or self._is_last(step) or Signal.MEET in self.pipeline.runner.signal
+
+    def _meet(self, step: int, show: bool) -> None:
+        runner = self.pipeline.runner
+        steps = self.pipeline.meet(step, show)
+        runner.signal, self._shown = runner.signal & ~Signal.MEET, time.monotonic()
+        del steps
 
     def _is_fence(self, step: int) -> bool:
         """Whether the next unit must not read anything before this one is published.
 
-        Rows change in number or order, cameras are learned, the scene is shown or evaluated, or a checkpoint is
+        Rows change in number or order, cameras are learned, the ranks meet, the scene is evaluated, or a checkpoint is
         written, from which a run must go on as if it had not been interrupted.
         """
         config, model = self.config, self.pipeline.model
-        shown = Signal.SHOW in self.pipeline.runner.signal or model.config.camera_optimizer.mode != "off"
+        learns_cameras = model.config.camera_optimizer.mode != "off"
         looks = (
             config.steps_per_save,
             config.steps_per_eval_batch,
@@ -162,8 +178,8 @@ class OdinTrainer(RankTrainer):
             config.steps_per_eval_all_images,
         )
         return (
-            self._is_last(step)
-            or shown
+            self._meets(step)
+            or learns_cameras
             or model.strategy.is_fence(step)
             or any(step_check(step, every) for every in looks)
         )
@@ -172,10 +188,24 @@ class OdinTrainer(RankTrainer):
         """All ranks' rows in splatfacto's format; the strategy's statistics and the ids beside it."""
         catch_up(self.optimizers.optimizers)
         model = self.pipeline.model
+        self._write_trace(step)
         beside = {"strategy": model.strategy_state, "ids": {"ids": model.ids, "next_id": model.next_id}}
         state = self._own_state(step) | beside
-        merged = self.pipeline.placement.merge(collect(model))
-        return None if merged is None else to_checkpoint(state, merged)
+        merged = self.pipeline.placement.merge(collect(model, self.pipeline.history(step)))
+        return None if merged is None else to_checkpoint(state, merged, step)
+
+    def _write_trace(self, step: int) -> None:
+        """Writes what was recorded beside the checkpoints; a run does not end because that fails."""
+        self._meet(step, show=False)
+        if self.pipeline.world.rank == 0 and self.pipeline.monitor.recording.steps():
+            try:
+                self._save_trace()
+            except UserError as error:
+                CONSOLE.print(str(error), style="bold red", markup=False)
+
+    def _save_trace(self) -> Path:
+        path = self.base_dir / TRACE
+        return path
 
     def _load_checkpoint(self) -> None:
         """Resumes: parameters of the saved number of primitives, then optimizers built for these parameters."""
@@ -196,4 +226,5 @@ class OdinTrainer(RankTrainer):
             for key, value in state["strategy"].items()
         }
         self.pipeline.model.set_ids(**state["ids"])
+        self.pipeline.model.history = None
         CONSOLE.print(f"Resuming after step {state['step']}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -32,6 +32,8 @@ class RowGradients:
     """(R, ...) for each parameter."""
     statistics: list[SplatStatistics]
     """Of the views, about these rows."""
+    written: list[Tensor]
+    """For each view, (W,) int64: those of the rows, as far as this rank knows, that it has a gradient for."""
 
     def select(self, kept: Tensor) -> RowGradients:
         """Those of the rows that ``kept`` ((R,) bool) names."""
@@ -84,6 +86,12 @@ class Unit:
     def views_of(self, rank: int) -> list[int]:
         """Numbers within the group of the views that a rank renders."""
         return [view for view, renderer in enumerate(self.ranks) if renderer == rank]
+
+    def reads(self) -> Iterator[tuple[int, Tensor]]:
+        """For each view that this rank projects, the rank that renders it and rows ((R,) int64) that it is made of."""
+        for part in self.parts:
+            for view, splats in part.splats.items():
+                yield self.ranks[view], part.rows[splats.index]
 
 
 class UnitExchange(ABC):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,12 +45,26 @@ class Monitor:
         self.recording = recording
         self.controls = controls
         """In force on all ranks."""
-        self.wish: Controls | None = None
-        """What the ranks take up when they meet next; None: nothing new."""
         self.sketch = sketch
         self.is_training = False
         """Whether there are ranks that a wish can reach."""
+        self.save_trace: Callable[[], Path] | None = None
+        """Writes the recording to the run's folder and says where; raises UserError. None where there is no folder."""
+        self._wish: Controls | None = None
+        self._lock = threading.Lock()
 
     def ask(self, **changes: Any) -> None:
         """Wishes for other controls, by field of :class:`~.controls.Controls`. May come from any thread."""
-        self.wish = replace(self.wish or self.controls, **changes)
+        with self._lock:
+            self._wish = replace(self._wish or self.controls, **changes)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is a wish that the ranks have not taken up."""
+        return self._wish is not None
+
+    def take_wish(self) -> Controls | None:
+        """What the ranks should take up now, once; None: nothing new."""
+        with self._lock:
+            wish, self._wish = self._wish, None
+        return wish

@@ -5,7 +5,7 @@ Panel, trace, scalars and report take their numbers from here, so they cannot di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odin_nerfstudio.shadow.contention import Conflicts
-from odin_nerfstudio.shadow.timeline import Timeline
+from odin_nerfstudio.shadow.timeline import StepRecord, Timeline
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class Recording:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.timelines)
+
+    def absorb(self, records: Sequence[Mapping[int, StepRecord]]) -> None:
+        """Adds what the timelines of the other processes gave out, by rank; rank 0's own are here already."""
+        for timeline, given in zip(self.timelines[1:], records[1:], strict=True):
+            timeline.absorb(given)
 
     def steps(self, last: int | None = None) -> list[int]:
         """Units that every rank has told of and finished, ascending; the ``last`` ones of them, or all."""

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from ranks import run_ranks
-from training import assert_equal, make_config, run
+from training import assert_equal, learned, make_config, run
 
-from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint
 from odin_nerfstudio.comm.world import World
 
 VIEWS_PER_STEP, STEPS = 4, 22
@@ -47,14 +46,14 @@ def test_ranks_and_policy_do_not_show(
     reference: Path, demo_capture: Path, tmp_path: Path, size: int, policy: str
 ) -> None:
     """Parameters, moments, statistics, ids and schedulers."""
-    expected = read_checkpoint(checkpoint_path(reference))
+    expected = learned(reference)
     assert expected["ids"]["next_id"] > len(expected["ids"]["ids"])  # rows were added and removed on the way
-    assert_equal(read_checkpoint(checkpoint_path(train_on(size, demo_capture, tmp_path, policy))), expected)
+    assert_equal(learned(train_on(size, demo_capture, tmp_path, policy)), expected)
 
 
 def test_checkpoint_of_two_ranks_resumes_on_one(reference: Path, demo_capture: Path, tmp_path: Path) -> None:
     resumed = train_on(1, demo_capture, tmp_path, load=reference)
-    assert_equal(read_checkpoint(checkpoint_path(resumed)), read_checkpoint(checkpoint_path(reference)))
+    assert_equal(learned(resumed), learned(reference))
 
 
 def test_losses_over_all_primitives_count_once(demo_capture: Path, tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_losses_over_all_primitives_count_once(demo_capture: Path, tmp_path: Pat
         "mcmc_scale_reg": 1.0,
     }
     alone, together = (train_on(size, demo_capture, tmp_path / str(size), **options) for size in (1, 2))
-    expected = read_checkpoint(checkpoint_path(alone))
-    assert_equal(read_checkpoint(checkpoint_path(together)), expected)
+    expected = learned(alone)
+    assert_equal(learned(together), expected)
     resumed = train_on(2, demo_capture, tmp_path / "resumed", load=together, **options)
-    assert_equal(read_checkpoint(checkpoint_path(resumed)), expected)
+    assert_equal(learned(resumed), expected)
