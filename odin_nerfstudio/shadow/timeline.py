@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from operator import itemgetter
+from typing import Literal
 
 from odin_nerfstudio.shadow.contention import Conflicts
 
@@ -62,6 +64,7 @@ class Timeline:
         self._keep = steps
         self._records: dict[int, StepRecord] = {}
         self._given_out = -1
+        self._compute: list[Interval] | None = None
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------------------------------------ recording
@@ -75,6 +78,8 @@ class Timeline:
         if self.recording:
             with self._lock:
                 self._record(step).spans.append(Span(kind, name or kind, begin, end))
+                if kind == "compute":
+                    self._compute = None
 
     def count(self, step: int, **amounts: int) -> None:
         """Adds to counters of unit ``step``: scope, early, late, delayed, fallback (primitives), bytes (sent), busier
@@ -101,6 +106,7 @@ class Timeline:
         """Adds what the timeline of another process gave out."""
         with self._lock:
             self._records.update(records)
+            self._compute = None
             self._trim()
 
     @contextmanager
@@ -120,6 +126,7 @@ class Timeline:
     def _trim(self) -> None:
         while len(self._records) > self._keep:
             del self._records[next(iter(self._records))]
+            self._compute = None
 
     # -------------------------------------------------------------------------------------------------- reading
 
@@ -136,7 +143,7 @@ class Timeline:
 
     def hidden(self, step: int) -> list[Interval]:
         """When a unit's communication was under way behind this rank's computation of any unit."""
-        return _intersection(self._intervals("communication", step), self._intervals("compute"))
+        return self._behind_compute(self._intervals("communication", step))
 
     def conflicts(self, step: int) -> Conflicts | None:
         """With which units and ranks a unit met, if that is known."""
@@ -169,46 +176,25 @@ class Timeline:
         """
         communication = self._intervals("communication", step)
         total = _length(communication)
-        return _length(_intersection(communication, self._intervals("compute"))) / total if total else 1.0
+        return _length(self._behind_compute(communication)) / total if total else 1.0
 
     def early_share(self, step: int | None = None) -> float:
         """Early primitives ÷ primitives in scope, 1 for an empty scope."""
         counts = self.counts(step)
         return counts.get("early", 0) / counts["scope"] if counts.get("scope") else 1.0
 
-    def to_chrome_trace(self) -> list[dict[str, Any]]:
-        """Events in Chrome's trace format (chrome://tracing, Perfetto), times in µs.
-
-        Ranks are its processes, kinds its lanes; a fourth lane, hidden, shows the overlap of communication and
-        compute. The lists of several ranks can be put together to one trace.
-        """
-        lanes = {kind: lane for lane, kind in enumerate((*get_args(Kind), "hidden"))}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
-        ]
-        for kind, lane in lanes.items():
-            events.append({"ph": "M", "name": "thread_name", "pid": self.rank, "tid": lane, "args": {"name": kind}})
-
-        def event(kind: str, name: str, begin: int, end: int, args: dict[str, Any]) -> dict[str, Any]:
-            place = {"ph": "X", "pid": self.rank, "tid": lanes[kind], "cat": kind}
-            return {**place, "name": name, "ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": args}
-
-        compute = self._intervals("compute")
-        for step in self.steps:
-            conflicts = self.conflicts(step)
-            args: dict[str, Any] = {"unit": step, **self.counts(step)} | (
-                {} if conflicts is None else {"conflicts": conflicts.to_json()}
-            )
-            for span in self.spans(step):
-                events.append(event(span.kind, span.name, span.begin, span.end, args))
-            for begin, end in _intersection(self._intervals("communication", step), compute):
-                events.append(event("hidden", "hidden", begin, end, {"unit": step}))
-        return events
-
     def _chosen(self, step: int | None) -> list[StepRecord]:
         if step is None:
             return list(self._records.values())
         return [self._records[step]] if step in self._records else []
+
+    def _behind_compute(self, intervals: list[Interval]) -> list[Interval]:
+        with self._lock:
+            if self._compute is None:  # kept, as it is of all units and asked for by each
+                spans = (span for record in self._records.values() for span in record.spans)
+                self._compute = _union((span.begin, span.end) for span in spans if span.kind == "compute")
+            compute = self._compute
+        return _intersection(intervals, compute)
 
     def _intervals(self, kind: Kind, step: int | None = None) -> list[Interval]:
         return _union((span.begin, span.end) for span in self.spans(step) if span.kind == kind)
@@ -227,7 +213,8 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def _intersection(a: list[Interval], b: list[Interval]) -> list[Interval]:
     """Moments in both of two lists of disjoint ascending intervals."""
-    common, i, j = [], 0, 0
+    common, i = [], 0
+    j = max(0, bisect(b, a[0][0], key=itemgetter(0)) - 1) if a else 0  # a may lie anywhere in a long b
     while i < len(a) and j < len(b):
         begin, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
         if begin < end:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from odin_nerfstudio.cli.bench.equivalence import EquivalenceBench
 from odin_nerfstudio.cli.bench.overlap import OverlapBench
 from odin_nerfstudio.errors import UserError
+from odin_nerfstudio.viewer.trace import read_trace
 
 
 def test_policies_and_worlds_end_with_the_same_scene(demo_capture: Path) -> None:
@@ -43,8 +43,10 @@ def test_overlap_is_consistent(demo_capture: Path, tmp_path: Path) -> None:
     assert policies["barrier"]["early_share"] == policies["barrier"]["hidden_fraction"] == 0
     assert policies["quality"]["early_share"] == figures["early_share"] > 0
     assert policies["quality"]["scope"] == policies["barrier"]["scope"]  # the same run
-    events: list[dict[str, Any]] = json.loads(trace.read_text())
-    assert {event["pid"] for event in events} == {0, 1}
+    timelines = read_trace(trace).timelines
+    assert [(timeline.rank, timeline.steps) for timeline in timelines] == [(0, list(range(8))), (1, list(range(8)))]
+    waits = [timeline.seconds("wait", step) for timeline in timelines for step in range(2, 7)]
+    assert policies["quality"]["exposed_wait_s"] == pytest.approx(sum(waits) / len(waits))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -15,7 +15,9 @@ from rich.table import Table
 from odin_nerfstudio.cli.bench.ranks import RanksBench, Run, train
 from odin_nerfstudio.comm.exchange import Link
 from odin_nerfstudio.errors import UserError
+from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.splat.trainer import OdinTrainerConfig
+from odin_nerfstudio.viewer.trace import write_trace
 
 COMMUNICATION_SHARE = 0.3
 """Of a step with the policy barrier, when the link's speed is chosen by the bench."""
@@ -66,7 +68,7 @@ class OverlapBench(RanksBench):
             config.pipeline.link = Link(gbps, self.link_latency_us)
             runs = {policy: self._train(config, policy, policy) for policy in POLICIES}
         if self.trace is not None:
-            _write_trace(self.trace, runs["quality"])
+            write_trace(runs["quality"].recording, self.trace)
         policies = {policy: self._figures(run) for policy, run in runs.items()}
         barrier = policies["barrier"]
         for each in policies.values():
@@ -105,8 +107,8 @@ class OverlapBench(RanksBench):
     def _figures(self, run: Run) -> dict[str, float]:
         """Means over ranks and steps after the warm-up; ``step_s`` is a median."""
         steps = range(self.warmup, self.steps - 1)
-        counts = [report.counts[step] for report in run.reports for step in steps]
-        waits = [report.wait[step] for report in run.reports for step in steps]
+        counts = [timeline.counts(step) for timeline in run.recording.timelines for step in steps]
+        waits = [_waits(timeline, step) for timeline in run.recording.timelines for step in steps]
         totals = {name: sum(count.get(name, 0) for count in counts) for name in (*COUNTERS, "bytes", "busier")}
         return {
             "step_s": median(report.seconds[step] for report in run.reports for step in steps),
@@ -117,8 +119,10 @@ class OverlapBench(RanksBench):
         }
 
 
-def _write_trace(path: Path, run: Run) -> None:
-    try:
-        path.write_text(json.dumps([event for report in run.reports for event in report.trace]))
-    except OSError as error:
-        raise UserError(f"--trace {path}: cannot be written ({error.strerror}).") from error
+def _waits(timeline: Timeline, step: int) -> dict[str, float]:
+    """Exposed wait of a step by what was waited for, seconds."""
+    waits: defaultdict[str, float] = defaultdict(float)
+    for span in timeline.spans(step):
+        if span.kind == "wait":
+            waits[span.name] += (span.end - span.begin) / 1e9
+    return waits

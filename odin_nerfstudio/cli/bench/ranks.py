@@ -8,7 +8,6 @@ import os
 import signal
 import time
 import warnings
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,22 +29,18 @@ from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.methods import odin_splatfacto
 from odin_nerfstudio.plan.capture import find_colmap_model
 from odin_nerfstudio.splat.trainer import OdinTrainer, OdinTrainerConfig
+from odin_nerfstudio.viewer.recording import Recording
+from odin_nerfstudio.viewer.trace import read_trace, write_trace
 
 NEVER = 1 << 30
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank measured. The lists hold an entry for every step but the last, which overlaps no other."""
+    """What one rank measured beside its timeline."""
 
     seconds: list[float]
-    """From the start of the step to that of the next."""
-    wait: list[dict[str, float]]
-    """Exposed wait for other ranks by what was waited for, seconds."""
-    counts: list[dict[str, int]]
-    """Counters of the timeline: scope, early, late, delayed, fallback (primitives), bytes (sent), busier."""
-    trace: list[dict[str, Any]]
-    """Events in Chrome's trace format."""
+    """From the start of each step but the last to that of the next."""
     primitives_at_start: int
     """Of this rank."""
     state_bytes: int
@@ -58,6 +53,8 @@ class Run:
 
     reports: list[RankReport]
     """In the order of ranks."""
+    recording: Recording
+    """Of all steps."""
     checkpoint: dict[str, Any]
     """The last one, merged over ranks, on the CPU."""
 
@@ -74,27 +71,20 @@ class ReportingTrainer(OdinTrainer):
         return super().train_iteration(step)
 
     def train(self) -> None:
-        pipeline, model, timeline = self.pipeline, self.pipeline.model, self.pipeline.runner.timeline
+        pipeline, model = self.pipeline, self.pipeline.model
         model.strategy.verbose = False
         self._starts: list[float] = []
         primitives_at_start = model.num_points
         super().train()
         states = [self.optimizers.optimizers[name].state[param] for name, param in model.gauss_params.items()]
         tensors = [*model.gauss_params.values(), *(state[key] for state in states for key in ("exp_avg", "exp_avg_sq"))]
-        steps, trace = range(len(self._starts) - 1), timeline.to_chrome_trace()
-        waits: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        for event in trace:
-            if event.get("cat") == "wait":
-                waits[event["args"]["unit"]][event["name"]] += event["dur"] / 1e6
         report = RankReport(
             seconds=np.diff(self._starts).tolist(),
-            wait=[dict(waits[step]) for step in steps],
-            counts=[timeline.counts(step) for step in steps],
-            trace=trace,
             primitives_at_start=primitives_at_start,
             state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         )
         write_report(self.config, pipeline.world.rank, report)
+        write_trace(Recording([pipeline.runner.timeline]), _trace_path(self.config, pipeline.world.rank))
 
 
 @dataclass
@@ -182,7 +172,8 @@ def train(
     config = copy.deepcopy(config)
     config.pipeline.datamanager.batch_per_rank = batch // size
     reports = [RankReport(**report) for report in run_ranks(config, size, device, timeout_s, name)]
-    return Run(reports, read_checkpoint(checkpoint_path(config.get_checkpoint_dir())))
+    timelines = [timeline for rank in range(size) for timeline in read_trace(_trace_path(config, rank)).timelines]
+    return Run(reports, Recording(timelines), read_checkpoint(checkpoint_path(config.get_checkpoint_dir())))
 
 
 def run_ranks(
@@ -218,6 +209,10 @@ def write_report(config: TrainerConfig, rank: int, report: Any) -> None:
 
 def _report_path(config: TrainerConfig, rank: int) -> Path:
     return config.get_base_dir() / f"rank-{rank}.json"
+
+
+def _trace_path(config: TrainerConfig, rank: int) -> Path:
+    return config.get_base_dir() / f"trace-{rank}.json"
 
 
 @contextmanager
