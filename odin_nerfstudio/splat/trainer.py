@@ -19,6 +19,7 @@ from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
 from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
 from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
+from odin_nerfstudio.viewer.trace import write_trace
 
 SECONDS_BETWEEN_SHOWS = 1.0
 """How old what the viewer shows of a scene may be while somebody looks at it."""
@@ -205,6 +206,7 @@ class OdinTrainer(RankTrainer):
 
     def _save_trace(self) -> Path:
         path = self.base_dir / TRACE
+        write_trace(self.pipeline.monitor.recording, path)
         return path
 
     def _load_checkpoint(self) -> None:
