@@ -15,6 +15,7 @@ BENCHES = {
     "raster": ("RasterBench", "the CPU rasterizer, speed and error against the reference"),
     "equivalence": ("EquivalenceBench", "whether policies and numbers of ranks end with the same scene"),
     "overlap": ("OverlapBench", "how much of the communication each policy hides"),
+    "viewer": ("ViewerBench", "what recording costs, and a browser that looks"),
     "nerfxl": ("NerfXLBench", "how exact tiles are, what their exchanges cost, what more of them bring; nerfacto"),
 }
 """Name → class in the module of that name (its ``run()`` prints a table and returns the figures), what it measures."""

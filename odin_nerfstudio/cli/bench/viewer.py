@@ -1,0 +1,137 @@
+"""``odin-bench viewer``: what recording costs, without anybody looking and with a browser on the viewer."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from odin_nerfstudio.cli.bench.ranks import RanksBench, ReportingTrainer, train
+
+Phase = Literal["nobody looks", "somebody looks"]
+BLOCK = 20
+"""Steps between two changes of what is recorded."""
+WARMUP = 40
+"""Steps at the beginning of each half that are not counted."""
+PHASES: tuple[Phase, ...] = ("nobody looks", "somebody looks")
+
+
+@dataclass
+class ViewerBench(RanksBench):
+    """Trains with the viewer on, and turns recording on and off in blocks of steps.
+
+    In the second half a client is connected, which takes all that the viewer sends, as a browser does. Each block with
+    recording is compared with the one before it without, so that what changes in the course of a run cancels out.
+    """
+
+    steps: int = 640
+    """Optimizer steps of the run, at most 1000."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """``cpu`` (gloo) or ``cuda`` (NCCL, a GPU for every rank)."""
+
+    def run(self) -> dict[str, Any]:
+        """Prints a table and returns the figures.
+
+        ``recording_ratio`` and ``recording_ratio_with_client`` are the medians, over pairs of blocks, of a mean step
+        with recording ÷ one without; ``step_s`` is the median step without, by phase.
+
+        Raises:
+            UserError: for a flag that does not fit, or when the run failed.
+        """
+        self.check(2 * (WARMUP + 3 * BLOCK))
+        with TemporaryDirectory(prefix="odin-bench-") as folder:
+            config = self.make_config(Path(folder))
+            config._target = _BlockTrainer
+            config.vis = "viewer"
+            config.viewer.websocket_port = _free_port()
+            config.viewer.quit_on_train_completion = True
+            report = train(config, self.world_size, self.batch, self.device, self.timeout_s, "viewer").reports[0]
+        half = self.steps // 2
+        phases = {
+            phase: _pairs(report.seconds[first + WARMUP : first + half - 1], first + WARMUP)
+            for phase, first in zip(PHASES, (0, half), strict=True)
+        }
+        ratios = {phase: median(on / off for off, on in pairs) for phase, pairs in phases.items()}
+        table = Table(title=f"{self.world_size} ranks, {self.batch} views a step, blocks of {BLOCK} steps")
+        for heading in ("", "off, ms", "on, ms", "ratio", "pairs", "spread"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for phase, pairs in phases.items():
+            each = sorted(on / off for off, on in pairs)
+            off, on = (1e3 * median(pair[side] for pair in pairs) for side in (0, 1))
+            spread = f"{each[0]:.3f} … {each[-1]:.3f}"
+            table.add_row(phase, f"{off:.1f}", f"{on:.1f}", f"{ratios[phase]:.3f}", str(len(pairs)), spread)
+        Console().print(table)
+        return {
+            "recording_ratio": ratios["nobody looks"],
+            "recording_ratio_with_client": ratios["somebody looks"],
+            "step_s": {phase: median(pair[0] for pair in pairs) for phase, pairs in phases.items()},
+            "world_size": self.world_size,
+            "batch": self.batch,
+            "pairs": {phase: len(pairs) for phase, pairs in phases.items()},
+        }
+
+
+def _pairs(seconds: list[float], first: int) -> list[tuple[float, float]]:
+    """Mean steps without and with recording, of neighbouring blocks that lie within steps from ``first`` on."""
+    by_block: dict[int, list[float]] = {}
+    for step, each in enumerate(seconds, start=first):
+        by_block.setdefault(step // BLOCK, []).append(each)
+    whole = {number: mean(each) for number, each in by_block.items() if len(each) == BLOCK}
+    return [(whole[number], whole[number + 1]) for number in whole if number % 2 == 0 and number + 1 in whole]
+
+
+class _BlockTrainer(ReportingTrainer):
+    """Records in every other block of steps; from the middle on, a client looks."""
+
+    _client: Any = None
+
+    def train_iteration(self, step: int) -> Any:
+        self.pipeline.runner.timeline.recording = step // BLOCK % 2 == 1
+        if self.viewer_state is not None and self._client is None and step >= self.config.max_num_iterations // 2:
+            port = self.config.viewer.websocket_port
+            self._client = multiprocessing.get_context("spawn").Process(target=_look, args=(port,), daemon=True)
+            self._client.start()
+        return super().train_iteration(step)
+
+    def train(self) -> None:
+        super().train()
+        if self._client is not None:
+            self._client.terminate()
+
+
+def _look(port: int) -> None:
+    asyncio.run(_receive(port))
+
+
+async def _receive(port: int) -> None:
+    """Connects as a browser does and takes whatever comes."""
+    import msgspec
+    import websockets
+    from viser import _messages
+
+    camera = _messages.ViewerCameraMessage(
+        wxyz=(1.0, 0.0, 0.0, 0.0),
+        position=(0.0, 0.0, -10.0),
+        fov=0.9,
+        aspect=1.6,
+        look_at=(0.0, 0.0, 0.0),
+        up_direction=(0.0, -1.0, 0.0),
+    )
+    async with websockets.connect(f"ws://127.0.0.1:{port}", max_size=None) as connection:
+        await connection.send(msgspec.msgpack.encode(camera.as_serializable_dict()))
+        async for _ in connection:
+            pass
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
