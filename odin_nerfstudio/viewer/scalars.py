@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import nerfstudio.configs.base_config  # noqa: F401  # writer and this import each other; only this order works
 from nerfstudio.utils import writer
 
 from odin_nerfstudio.viewer.recording import Recording
@@ -14,8 +15,9 @@ GIB = 2**30
 def unit_scalars(recording: Recording, step: int) -> dict[str, float]:
     """The numbers of one unit by the name of their scalar; the names stay as they are from version to version.
 
-    Shares are of the primitives in scope. ``raw``, ``waw`` and ``delayed`` are primitives summed over pairs of ranks: read
-    by one after the other wrote them in the unit before, written by both in this unit, and read as they had been before.
+    Shares are of the primitives in scope. ``raw``, ``waw`` and ``delayed`` are primitives summed over pairs of ranks:
+    read by one after the other wrote them in the unit before, written by both in this unit, and read as they had been
+    before.
 
     Args:
         recording: that knows the unit.

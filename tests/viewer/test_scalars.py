@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import nerfstudio.configs.base_config  # noqa: F401  # writer and this import each other; only this order works
 import pytest
 from nerfstudio.utils import writer
 from recordings import UNITS, known_recording
