@@ -38,7 +38,9 @@ def rank_conflict_figure(recording: Recording, kind: str, steps: Sequence[int]) 
     matrix = recording.rank_conflicts(kind, steps)
     row, column = READERS[kind]
     ranks = [str(rank) for rank in range(len(matrix))]
-    heatmap = _heatmap(matrix, ranks, ranks, "%{z:.3~s}", f"{row} rank %{{y}}, {column} rank %{{x}}<br>%{{z:,d}} primitives")
+    heatmap = _heatmap(
+        matrix, ranks, ranks, "%{z:.3~s}", f"{row} rank %{{y}}, {column} rank %{{x}}<br>%{{z:,d}} primitives"
+    )
     return figure(
         [heatmap],
         290,

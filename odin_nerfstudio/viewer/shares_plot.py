@@ -1,4 +1,4 @@
-"""How much of it went well, over the units: what was read early, what was hidden, who waited, and what each rank bears."""
+"""How well it went, over the units: what was read early, what was hidden, who waited, and what each rank bears."""
 
 from __future__ import annotations
 

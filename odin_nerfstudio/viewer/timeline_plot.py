@@ -85,6 +85,7 @@ def timeline_figure(recording: Recording, steps: Sequence[int]) -> go.Figure:
         if kind == "compute":
             first, last = extents.get((lane, step), (base, base + length))
             extents[lane, step] = min(first, base), max(last, base + length)
+    line = {"color": MUTED, "width": 1}
     height = 84 + round(len(lanes) * (46 + 80 / len(lanes)))
     return figure(
         [*(_trace(kind, columns) for kind, columns in bars.items()), _numbers(extents, steps)],
@@ -102,7 +103,7 @@ def timeline_figure(recording: Recording, steps: Sequence[int]) -> go.Figure:
             "ticktext": lanes, "showgrid": False,
         },
         shapes=[
-            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": lane, "y1": lane, "line": {"color": MUTED, "width": 1}}
+            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": lane, "y1": lane, "line": line}
             for lane in range(1, len(lanes))
         ],
     )  # fmt: skip

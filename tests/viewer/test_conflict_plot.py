@@ -36,7 +36,10 @@ def test_cells_of_groups_are_shares_of_the_later_units_scope() -> None:
 def test_both_matrices_of_groups_have_one_scale() -> None:
     figure = group_conflict_figure(handmade_recording(units=6), "waw", [3, 4, 5])
     assert {trace.coloraxis for trace in figure.data} == {"coloraxis"}
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0, 1)  # neighbours were predicted to be equal
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (
+        0,
+        1,
+    )  # neighbours were predicted to be equal
 
 
 def test_numbers_stand_in_few_cells_only() -> None:

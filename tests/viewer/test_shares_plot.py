@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from handmade import handmade_recording
 
@@ -48,4 +50,4 @@ def test_figures_are_made_for_the_panel() -> None:
     for figure in (shares_figure(handmade_recording(), [0, 1]), load_figure(handmade_recording(), [0, 1])):
         assert figure.layout.width == WIDTH
         domains = [figure.layout[axis].domain for axis in ("yaxis3", "yaxis2", "yaxis")]
-        assert all(below[1] < above[0] for below, above in zip(domains, domains[1:], strict=False))
+        assert all(below[1] < above[0] for below, above in pairwise(domains))
