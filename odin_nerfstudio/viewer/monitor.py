@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ class Monitor:
         self.sketch = sketch
         self.is_training = False
         """Whether there are ranks that a wish can reach."""
+        self.save_trace: Callable[[], Path] | None = None
+        """Writes what is recorded into the run's folder and says where; None where that is not possible."""
 
     def ask(self, **changes: Any) -> None:
         """Wishes for other controls, by field of :class:`~.controls.Controls`. May come from any thread."""
