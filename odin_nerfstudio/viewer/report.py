@@ -12,11 +12,12 @@ from string import Template
 import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
+from rich.filesize import decimal
 
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.shadow.contention import KINDS
 from odin_nerfstudio.viewer import style
-from odin_nerfstudio.viewer.conflict_plot import group_conflict_figure, rank_conflict_figure
+from odin_nerfstudio.viewer.conflict_plot import TITLES, group_conflict_figure, rank_conflict_figure
 from odin_nerfstudio.viewer.files import write_file
 from odin_nerfstudio.viewer.recording import Recording
 from odin_nerfstudio.viewer.shares_plot import load_figure, shares_figure
@@ -27,7 +28,6 @@ FILE_NAME = "odin_report.html"
 TIMELINE_UNITS = 8
 GROUPS = 16
 """Units in a matrix of groups."""
-MB, GIB = 1e6, 2**30
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,13 @@ def _figures(recording: Recording, steps: Sequence[int]) -> dict[str, str]:
         "timeline": [timeline_figure(recording, steps[-TIMELINE_UNITS:])],
         "shares": [shares_figure(recording, steps)],
         "ranks": [rank_conflict_figure(recording, kind, steps) for kind in KINDS],
-        "groups": [group_conflict_figure(recording, kind, steps[-GROUPS:]) for kind in KINDS],
         "load": [load_figure(recording, steps)],
     }
-    return {place: "\n".join(map(_figure, drawn)) for place, drawn in figures.items()}
+    places = {place: "\n".join(map(_figure, drawn)) for place, drawn in figures.items()}
+    for kind in KINDS:
+        drawn = _figure(group_conflict_figure(recording, kind, steps[-GROUPS:]))
+        places[f"groups_{kind}"] = f"<div><h3>{TITLES[kind].capitalize()}</h3>\n{drawn}</div>"
+    return places
 
 
 def _figure(figure: go.Figure) -> str:
@@ -113,8 +116,8 @@ def _run_numbers(recording: Recording, steps: Sequence[int]) -> list[_Number]:
         share("fallback", sum(u.fallback for u in units), "of the primitives in scope: late, too much to delay"),
         _Number("hidden_fraction", hidden, f"{hidden:.1%}", "hidden fraction", "of the communication, mean over units"),
         _Number("exposed_wait_ms", wait, f"{wait:,.2f} ms", "exposed wait", "of a rank in a step, mean"),
-        _Number("bytes", float(np.mean(sent)), f"{np.mean(sent) / MB:,.2f} MB", "sent", "by all ranks in a step, mean"),
-        _Number("bytes_total", sum(sent), f"{sum(sent) / MB:,.2f} MB", "sent in total", "in the recorded units"),
+        _Number("bytes", float(np.mean(sent)), decimal(round(np.mean(sent))), "sent", "by all ranks in a step, mean"),
+        _Number("bytes_total", sum(sent), decimal(sum(sent)), "sent in total", "in the recorded units"),
     ]
 
 
@@ -122,13 +125,13 @@ def _rank_numbers(recording: Recording, rank: int, steps: Sequence[int]) -> list
     timeline, last = recording.timelines[rank], recording.unit(steps[-1])
     wait = 1e3 * float(np.mean([recording.unit(step).wait[rank] for step in steps]))
     sent = float(np.mean([timeline.counts(step).get("bytes", 0) for step in steps]))
-    primitives, memory = last.primitives[rank], last.memory[rank] / GIB
+    primitives, memory = last.primitives[rank], last.memory[rank]
     return [
         _Number("rank", rank, str(rank), "rank"),
         _Number("exposed_wait_ms", wait, f"{wait:,.2f} ms", "exposed wait a step"),
-        _Number("bytes", sent, f"{sent / MB:,.2f} MB", "sent a step"),
+        _Number("bytes", sent, decimal(round(sent)), "sent a step"),
         _Number("primitives", primitives, f"{primitives:,}", "primitives at the end"),
-        _Number("memory_gib", memory, f"{memory:,.2f} GiB", "memory at the end"),
+        _Number("memory", memory, decimal(memory), "memory at the end"),
     ]
 
 
