@@ -160,8 +160,8 @@ class OdinPanel(ViewerControl):
         self._groups.show((source, kind, *window), lambda: group_conflict_figure(recording, kind, window))
         self._shares.show((source, *curve), lambda: shares_figure(recording, curve))
         self._load.show((source, *curve), lambda: load_figure(recording, curve))
-        if self._drawing is not None and steps:
-            self._drawing.update(steps[-1], self._units.value)
+        if self._drawing is not None:
+            self._drawing.update(steps[-1] if steps else 0, self._units.value)
 
     def _recording(self) -> Recording:
         """What is to be seen: frozen, live, or from the file of a finished run."""
