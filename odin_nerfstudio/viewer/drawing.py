@@ -130,7 +130,7 @@ class Drawing:
         self._contents: dict[str, bytes] = {}
 
     def update(self, step: int, sight: int) -> None:
-        """Draws what is switched on as it is at unit ``step``, turns ``sight`` units around it, and removes the rest."""
+        """Draws what is switched on, as at unit ``step``, turns ``sight`` units around it, and removes the rest."""
         wanted: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
         if any(toggle.value for toggle in (self._cells, self._shards, self._cameras, self._edges)):
             sketch = self._sketch()

@@ -37,7 +37,6 @@ UNITS, MAX_UNITS = 8, 60
 """That the timeline shows at first, and at most."""
 CURVE = 240
 """Units that the curves show."""
-BACK, FORWARD = "◀ unit", "unit ▶"
 LABELS = {kind.upper() if kind != "delayed" else kind: kind for kind in KINDS}
 FINISHED = "This run is not training: there is nothing to control."
 
@@ -81,7 +80,10 @@ class OdinPanel(ViewerControl):
             self._timeline = _Plot(gui)
             self._units = gui.add_slider("Units shown", 1, MAX_UNITS, 1, UNITS)
             self._freeze = gui.add_checkbox("Freeze", False, hint="Keep what is recorded now, for a closer look.")
-            steps = gui.add_button_group("Step", (BACK, FORWARD), hint="Freezes, and goes to other units.")
+            self._steps = {
+                1: gui.add_button("Step back", disabled=True, icon=viser.Icon.PLAYER_SKIP_BACK),
+                -1: gui.add_button("Step forward", disabled=True, icon=viser.Icon.PLAYER_SKIP_FORWARD),
+            }
         with gui.add_folder("Conflicts"):
             self._kind = gui.add_dropdown("Kind", tuple(LABELS))
             self._ranks, self._groups = _Plot(gui), _Plot(gui)
@@ -104,7 +106,8 @@ class OdinPanel(ViewerControl):
                 gui.add_markdown("This run has no geometry to draw.")
         for handle in (self._units, self._freeze, self._kind):
             handle.on_update(lambda _: self._wake.set())
-        steps.on_click(self._step)
+        for units, button in self._steps.items():
+            button.on_click(partial(self._step, units))
         self._save.on_click(self._ask_to_save)
         for name, handle in self._controls.items():
             handle.on_update(partial(self._ask, name))
@@ -116,9 +119,8 @@ class OdinPanel(ViewerControl):
             self._monitor.ask(**{name: event.target.value})
             self._wake.set()
 
-    def _step(self, event: viser.GuiEvent) -> None:
-        self._freeze.value = True
-        self._back = max(0, self._back + (1 if event.target.value == BACK else -1))
+    def _step(self, units: int, _: viser.GuiEvent) -> None:
+        self._back += units
         self._wake.set()
 
     def _ask_to_save(self, _: viser.GuiEvent) -> None:
@@ -145,6 +147,8 @@ class OdinPanel(ViewerControl):
         self._show_controls()
         recording = self._recording()
         steps = recording.steps()
+        for button in self._steps.values():
+            button.disabled = self._frozen is None
         self._back = max(0, min(self._back, len(steps) - 1))
         steps = steps[: len(steps) - self._back]
         shown, window = steps[-self._units.value :], steps[-self._monitor.controls.window :]
@@ -156,8 +160,8 @@ class OdinPanel(ViewerControl):
         self._groups.show((source, kind, *window), lambda: group_conflict_figure(recording, kind, window))
         self._shares.show((source, *curve), lambda: shares_figure(recording, curve))
         self._load.show((source, *curve), lambda: load_figure(recording, curve))
-        if self._drawing is not None and steps:
-            self._drawing.update(steps[-1], self._units.value)
+        if self._drawing is not None:
+            self._drawing.update(steps[-1] if steps else 0, self._units.value)
 
     def _recording(self) -> Recording:
         """What is to be seen: frozen, live, or from the file of a finished run."""

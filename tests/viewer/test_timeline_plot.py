@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from handmade import MS, START, handmade_recording
+from handmade import MS, START, add_unit, handmade_recording
 
 from odin_nerfstudio.viewer.timeline_plot import HOVER, PLACES, timeline_figure
 
@@ -26,7 +26,7 @@ def test_bars_are_the_spans(steps: list[int]) -> None:
             for span in timeline.spans(step)
             if span.kind == kind
         ]
-        assert list(shown) == [pytest.approx(bar) for bar in expected]
+        assert sorted(shown) == [pytest.approx(bar) for bar in sorted(expected)]
 
 
 def test_hidden_bars_are_what_computation_overlapped() -> None:
@@ -53,8 +53,8 @@ def test_few_traces_and_unit_numbers_that_fit() -> None:
     figure = timeline_figure(handmade_recording(ranks=4, units=30), range(30))
     assert len(figure.data) == 5
     (numbers,) = (trace for trace in figure.data if trace.type == "scatter")
-    assert numbers.text[:6] == ("0", "5", "10", "15", "20", "25")
-    assert numbers.x[1] == pytest.approx(54)  # the middle of unit 5's computation
+    assert numbers.text[::4] == ("0", "5", "10", "15", "20", "25")  # on each of four ranks
+    assert numbers.x[4] == pytest.approx(54)  # the middle of unit 5's computation
     assert json.loads(figure.to_json())["layout"]["yaxis"]["ticktext"] == ["rank 0", "rank 1", "rank 2", "rank 3"]
 
 
@@ -66,3 +66,17 @@ def test_units_in_flight_have_a_lane_each_where_there_is_one_rank() -> None:
 
 def test_nothing_recorded_is_said() -> None:
     assert timeline_figure(handmade_recording(units=0), []).layout.annotations[0].text == "no unit recorded yet"
+
+
+def test_a_pause_is_cut_short_and_said() -> None:
+    recording = handmade_recording(units=3)
+    later = 3 + 9_000  # units of 10 ms: a pause of 90 s
+    for step in (later, later + 1):
+        add_unit(recording, step)
+    figure = timeline_figure(recording, [1, 2, later, later + 1])
+    compute = next(trace for trace in figure.data if trace.name == "compute")
+    begins = sorted(set(compute.base))
+    assert begins == pytest.approx([0, 10, 32, 42])  # unit 2 ends at 21 ms, and a usual unit takes 11 ms
+    assert set(compute.x) == {8}
+    (note,) = figure.layout.annotations
+    assert note.text == "90.0 s idle" and 21 < note.x < 32
