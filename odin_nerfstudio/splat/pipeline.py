@@ -31,6 +31,7 @@ from odin_nerfstudio.splat.runner import UnitRunner
 from odin_nerfstudio.viewer.controls import Controls, PolicyName
 from odin_nerfstudio.viewer.heatmap import History
 from odin_nerfstudio.viewer.monitor import Monitor, Sketch
+from odin_nerfstudio.viewer.panel import OdinPanel
 from odin_nerfstudio.viewer.recording import Recording
 
 
@@ -116,6 +117,8 @@ class OdinPipeline(VanillaPipeline):
         self._boxes = np.stack([_box(self.model.means)] * self.world.size)
         self.monitor = Monitor(recording, config.controls, self._sketch)
         """What rank 0 knows of the run."""
+        self.panel = OdinPanel(self.monitor)
+        """The viewer's tab; nerfstudio finds it here."""
 
     def place(self, means: torch.Tensor) -> torch.Tensor:
         """Splits space anew by the positions ((N, 3)) of a whole scene.

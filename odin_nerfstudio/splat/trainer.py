@@ -19,14 +19,13 @@ from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
 from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
 from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
-from odin_nerfstudio.viewer.trace import write_trace
+from odin_nerfstudio.viewer.scalars import put_scalars
+from odin_nerfstudio.viewer.trace import FILE_NAME, write_trace
 
 SECONDS_BETWEEN_SHOWS = 1.0
 """How old what the viewer shows of a scene may be while somebody looks at it."""
 UNITS_BETWEEN_MEETINGS = 200
 """After so many units rank 0 hears what the others recorded, if it did not before."""
-TRACE = "odin_trace.json"
-"""The recording in a run's folder."""
 
 
 @dataclass
@@ -104,6 +103,15 @@ class OdinTrainer(RankTrainer):
         self.pipeline.model.attach(optimizers)
         return optimizers
 
+    def train(self) -> None:
+        """Trains; what a person may change of the run is taken up meanwhile."""
+        monitor = self.pipeline.monitor
+        monitor.is_training, monitor.save_trace = True, self._save_trace
+        try:
+            super().train()
+        finally:
+            monitor.is_training = False
+
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """One task unit: read → render → loss → backward → push → publish, and the start of the next unit's reading."""
         pipeline, model = self.pipeline, self.pipeline.model
@@ -144,7 +152,7 @@ class OdinTrainer(RankTrainer):
         """What this rank wants all of them to know."""
         wants = Signal.STOP if self._interrupted else Signal.NONE
         old = time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS
-        if self.pipeline.monitor.is_asked or (old and self._is_looked_at):
+        if self.pipeline.monitor.wish is not None or (old and self._is_looked_at):
             wants |= Signal.MEET
         return wants
 
@@ -162,7 +170,8 @@ class OdinTrainer(RankTrainer):
         runner = self.pipeline.runner
         steps = self.pipeline.meet(step, show)
         runner.signal, self._shown = runner.signal & ~Signal.MEET, time.monotonic()
-        del steps
+        every = self.config.logging.steps_per_log
+        put_scalars(self.pipeline.monitor.recording, (unit for unit in steps if unit % every == 0))
 
     def _is_fence(self, step: int) -> bool:
         """Whether the next unit must not read anything before this one is published.
@@ -205,7 +214,7 @@ class OdinTrainer(RankTrainer):
                 CONSOLE.print(str(error), style="bold red", markup=False)
 
     def _save_trace(self) -> Path:
-        path = self.base_dir / TRACE
+        path = self.base_dir / FILE_NAME
         write_trace(self.pipeline.monitor.recording, path)
         return path
 

@@ -28,7 +28,7 @@ _SHADES = (0.0, 0.5, -0.45)
 
 
 def rank_color(rank: int) -> RGB:
-    """The colour of a rank, as in the plan's picture; more ranks than the palette has get it paler, then darker."""
+    """The colour of a rank, as in the plan's picture; ranks beyond its palette get the colours paler, then darker."""
     rounds, place = divmod(rank, len(CELLS))
     shade = _SHADES[rounds % len(_SHADES)]
     target = float(shade > 0)

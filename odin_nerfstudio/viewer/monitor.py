@@ -59,9 +59,9 @@ class Monitor:
             self._wish = replace(self._wish or self.controls, **changes)
 
     @property
-    def is_asked(self) -> bool:
-        """Whether there is a wish that the ranks have not taken up."""
-        return self._wish is not None
+    def wish(self) -> Controls | None:
+        """What the ranks have been asked for and have not taken up."""
+        return self._wish
 
     def take_wish(self) -> Controls | None:
         """What the ranks should take up now, once; None: nothing new."""

@@ -5,9 +5,10 @@ Panel, trace, scalars and report take their numbers from here, so they cannot di
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import add
 
 import numpy as np
@@ -15,6 +16,11 @@ from numpy.typing import NDArray
 
 from odin_nerfstudio.shadow.contention import Conflicts
 from odin_nerfstudio.shadow.timeline import StepRecord, Timeline
+
+IN_FLIGHT = 2
+"""Units that may be under way together: the computation of those around a unit is what hides its communication."""
+KEPT = 1000
+"""Units whose numbers are kept once they are final."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,9 @@ class Recording:
 
     def __init__(self, timelines: Sequence[Timeline], predicted: Callable[[int, int], float] | None = None) -> None:
         self.timelines = list(timelines)
-        self.predicted = predicted
+        # Figures ask again and again for the same pairs, and a plan never changes its mind.
+        self.predicted = None if predicted is None else lru_cache(maxsize=4096)(predicted)
+        self._final: OrderedDict[int, UnitFigures] = OrderedDict()
 
     @property
     def world_size(self) -> int:
@@ -74,9 +82,34 @@ class Recording:
         steps = sorted(set.intersection(*known))
         return steps if last is None else steps[max(0, len(steps) - last) :]
 
+    def excerpt(self, steps: Sequence[int]) -> Recording:
+        """A copy of some units and of those that were in flight with them, which no longer changes."""
+        copies = []
+        for timeline in self.timelines:
+            around = {near for step in steps for near in range(step - IN_FLIGHT, step + IN_FLIGHT + 1)}
+            records = {
+                step: StepRecord(timeline.spans(step), Counter(timeline.counts(step)), timeline.conflicts(step))
+                for step in timeline.steps
+                if step in around
+            }
+            copies.append(Timeline(timeline.rank, max(1, len(records))))
+            copies[-1].absorb(records)
+        return Recording(copies, self.predicted)
+
     def unit(self, step: int) -> UnitFigures:
         """The numbers of one unit."""
-        counts = [timeline.counts(step) for timeline in self.timelines]
+        if step not in self._final:
+            figures = self._figures(step)
+            if not all(timeline.conflicts(step + IN_FLIGHT) for timeline in self.timelines):
+                return figures  # what hides its communication may not all be known yet
+            self._final[step] = figures
+            while len(self._final) > KEPT:
+                self._final.popitem(last=False)
+        return self._final[step]
+
+    def _figures(self, step: int) -> UnitFigures:
+        timelines = self.excerpt([step]).timelines
+        counts = [timeline.counts(step) for timeline in timelines]
         total = {
             name: sum(each.get(name, 0) for each in counts)
             for name in ("scope", "early", "late", "delayed", "fallback", "bytes")
@@ -84,8 +117,8 @@ class Recording:
         return UnitFigures(
             step=step,
             **total,
-            hidden=float(np.mean([timeline.hidden_fraction(step) for timeline in self.timelines])),
-            wait=[timeline.seconds("wait", step) for timeline in self.timelines],
+            hidden=float(np.mean([timeline.hidden_fraction(step) for timeline in timelines])),
+            wait=[timeline.seconds("wait", step) for timeline in timelines],
             primitives=[each.get("primitives", 0) for each in counts],
             memory=[each.get("memory", 0) for each in counts],
         )

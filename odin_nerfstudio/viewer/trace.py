@@ -3,7 +3,8 @@
 The file is in Chrome's trace event format, one event a line. Ranks are processes, kinds of spans their lanes: ``unit``
 from a unit's first span to its last, ``compute``, ``communication``, ``wait`` and ``hidden``, the overlap of
 communication and compute. Every event names its unit. An event of the lane ``unit`` holds the numbers of the unit on
-that rank. Counters draw early share, bytes and exposed wait of each unit.
+that rank; the plan's predictions, which are of no rank, stand on the first one. Counters draw early share, bytes and
+exposed wait of each unit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def write_trace(recording: Recording, path: Path) -> None:
     begins = (span.begin for timeline in recording.timelines for span in timeline.spans())
     origin = min(begins, default=0)  # small numbers stay exact as µs in floating point
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    lines = (encode(event) for timeline in recording.timelines for event in _events(recording, timeline, origin))
+    predicted = _predicted(recording)
+    lines = [encode(event) for timeline in recording.timelines for event in _events(timeline, origin, predicted)]
     other = encode({"recorded_by": "odin_nerfstudio", "origin_ns": origin})
     write_file(path, '{"traceEvents":[\n' + ",\n".join(lines) + f'\n],"displayTimeUnit":"ms","otherData":{other}}}\n')
 
@@ -83,9 +85,26 @@ class _Slice:
     args: dict[str, Any]
 
 
-def _events(recording: Recording, timeline: Timeline, origin: int) -> Iterator[dict[str, Any]]:
-    """Events of one rank, those of each unit together and in the order in which they were recorded."""
-    rank, slices = timeline.rank, list(_slices(recording, timeline, origin))
+def _predicted(recording: Recording) -> dict[int, dict[str, float]]:
+    """By unit and earlier unit that it was compared with, the predicted share."""
+    if recording.predicted is None:
+        return {}
+    found = ((step, timeline.conflicts(step)) for timeline in recording.timelines for step in timeline.steps)
+    pairs = {(step, earlier) for step, conflicts in found if conflicts is not None for earlier in conflicts.groups}
+    predicted: dict[int, dict[str, float]] = {}
+    for step, earlier in sorted(pairs):
+        share = float(recording.predicted(step, earlier))
+        if not math.isnan(share):
+            predicted.setdefault(step, {})[str(earlier)] = share
+    return predicted
+
+
+def _events(timeline: Timeline, origin: int, predicted: dict[int, dict[str, float]]) -> Iterator[dict[str, Any]]:
+    """Events of one rank, those of each unit together and in the order in which they were recorded.
+
+    Predictions that it draws are taken out of ``predicted``: the first rank has them, as they are the same for all.
+    """
+    rank, slices = timeline.rank, list(_slices(timeline, origin, predicted))
     yield _metadata("process_name", rank, 0, {"name": f"rank {rank}"})
     yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
     threads = [0] * len(slices)
@@ -107,28 +126,22 @@ def _events(recording: Recording, timeline: Timeline, origin: int) -> Iterator[d
                 yield {"ph": "C", "name": name, "pid": rank, "ts": begin, "args": {name: value}}
 
 
-def _slices(recording: Recording, timeline: Timeline, origin: int) -> Iterator[_Slice]:
+def _slices(timeline: Timeline, origin: int, predicted: dict[int, dict[str, float]]) -> Iterator[_Slice]:
     for step in timeline.steps:
         spans = timeline.spans(step)
         begin = min((span.begin for span in spans), default=origin)
         end = max((span.end for span in spans), default=origin)
-        yield _Slice("unit", f"unit {step}", begin, end, {"unit": step, **_numbers(recording, timeline, step)})
+        numbers: dict[str, Any] = {"unit": step, "counts": timeline.counts(step)}
+        conflicts = timeline.conflicts(step)
+        if conflicts is not None:
+            numbers["conflicts"] = conflicts.to_json()
+        if step in predicted:
+            numbers["predicted"] = predicted.pop(step)
+        yield _Slice("unit", f"unit {step}", begin, end, numbers)
         for span in spans:
             yield _Slice(span.kind, span.name, span.begin, span.end, {"unit": step})
         for begin, end in timeline.hidden(step):
             yield _Slice("hidden", "hidden", begin, end, {"unit": step})
-
-
-def _numbers(recording: Recording, timeline: Timeline, step: int) -> dict[str, Any]:
-    """Counts of a unit on one rank; conflicts and predictions with the units that it was compared with."""
-    numbers: dict[str, Any] = {"counts": timeline.counts(step)}
-    conflicts = timeline.conflicts(step)
-    if conflicts is not None:
-        numbers["conflicts"] = conflicts.to_json()
-        if recording.predicted is not None:
-            shares = {earlier: float(recording.predicted(step, earlier)) for earlier in conflicts.groups}
-            numbers["predicted"] = {str(earlier): share for earlier, share in shares.items() if not math.isnan(share)}
-    return numbers
 
 
 def _drawn(timeline: Timeline, step: int) -> dict[str, float]:
