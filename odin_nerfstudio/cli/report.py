@@ -39,7 +39,7 @@ class ReportCommand:
                 "trace there with each checkpoint, and the viewer's tab Odin has a button for it."
             )
         output = self.output or self.run_dir / report.FILE_NAME
-        report.write_report(trace.read_trace(source), output, title="/".join(self.run_dir.resolve().parts[-3:]))
+        report.write_report(trace.read_trace(source), output, title="/".join(self.run_dir.resolve().parts[1:][-3:]))
         Console().print(f"wrote {output}", highlight=False, soft_wrap=True)
 
 
