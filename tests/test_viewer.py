@@ -144,3 +144,15 @@ def test_viewer_after_the_end_of_training_on_two_ranks(demo_capture: Path, tmp_p
         page.reload()
         wait_for_render(page)
         assert tool.poll() is None
+
+
+def figures(page) -> dict[str, list[dict]]:
+    """The figures of the tab Odin by the title of their first axis or their place: what plotly was given to draw."""
+    script = "() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => JSON.stringify(plot.data))"
+    return [json.loads(data) for data in page.evaluate(script)]
+
+
+def choose(page, label: str, option: str) -> None:
+    """Picks an option of a dropdown of the control panel."""
+    page.get_by_label(label, exact=True).first.click()
+    page.get_by_role("option", name=option, exact=True).first.click()
