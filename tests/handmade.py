@@ -24,7 +24,7 @@ def add_unit(recording: Recording, step: int) -> None:
         matrix = [[10 * a + b + rank for b in ranks] for a in ranks]
         earlier = range(max(0, step - LOOK_BACK), step)
         groups = {other: {"raw": 8 - (step - other), "waw": 3, "delayed": other % 2} for other in earlier}
-        timeline.conflict(step, Conflicts({"raw": matrix, "waw": matrix[::-1], "delayed": matrix}, groups))
+        timeline.finish(step, Conflicts({"raw": matrix, "waw": matrix[::-1], "delayed": matrix}, groups))
 
 
 def handmade_recording(ranks: int = 2, units: int = 6) -> Recording:

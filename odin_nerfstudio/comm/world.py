@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -74,11 +74,15 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is set on any rank."""
+        return self.any_of([flag])[0]
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Of each of several flags, whether it is set on any rank."""
         if self.size == 1:
-            return flag
-        flags = torch.tensor([flag], dtype=torch.uint8, device=self.device)
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return bool(flags)
+            return list(flags)
+        together = torch.tensor(flags, dtype=torch.uint8, device=self.device)
+        dist.all_reduce(together, dist.ReduceOp.MAX)
+        return together.bool().tolist()
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         """The picklable ``value`` of every rank, in the order of ranks."""
@@ -88,7 +92,11 @@ class World:
         return values
 
     def gather_objects(self, value: Any) -> list[Any] | None:
-        """The picklable ``value`` of every rank, in the order of ranks, on rank 0; None on the others."""
+        """The picklable ``value`` of every rank, in the order of ranks, on rank 0; None on the others.
+
+        Tensors in it, at any depth, arrive on the CPU: no rank can do with another one's devices.
+        """
+        value = _on_cpu(value)
         values: list[Any] | None = [value] * self.size if self.rank == 0 else None
         if self.size > 1:
             dist.gather_object(value, values)
@@ -117,3 +125,14 @@ class World:
 def as_bytes(tensor: Tensor) -> Tensor:
     """A contiguous (n, ...) tensor of any type seen as (n, B) uint8: what travels then stays the same bit by bit."""
     return tensor.view(len(tensor), math.prod(tensor.shape[1:])).view(torch.uint8)
+
+
+def _on_cpu(value: Any) -> Any:
+    """``value`` with its tensors on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_on_cpu(item) for item in value)
+    return value

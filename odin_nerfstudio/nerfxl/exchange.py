@@ -7,6 +7,7 @@ gradients of its own tiles are complete, and no tensor travels in the backward p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -40,7 +41,9 @@ class Shared(NamedTuple):
     """Bytes from all others to this rank."""
 
 
-def share_tiles(world: World, held: Sequence[Radiance], enter: Tensor) -> Shared:
+def share_tiles(
+    world: World, held: Sequence[Radiance], enter: Tensor, waiting: Callable[[], AbstractContextManager] = nullcontext
+) -> Shared:
     """Integrates the own tiles and gathers the results: 6 numbers per ray and tile, however many samples.
 
     Called by all ranks together, with the same rays.
@@ -49,16 +52,21 @@ def share_tiles(world: World, held: Sequence[Radiance], enter: Tensor) -> Shared
         world: the ranks.
         held: the tiles of this rank, those of :func:`~.tiles.tiles_of_rank` in that order; they may have no samples.
         enter: (R, K) where the rays enter the tiles, the same on all ranks.
+        waiting: gives a context for the part in which this rank waits for the others.
     """
     rays, count = enter.shape
     tiles = _own(world, held, count)
     parts = [integrate(*radiance, enter[:, tile]) for tile, radiance in zip(tiles, held, strict=True)]
     own = torch.stack(parts) if parts else _nothing(enter, rays, WIDTH)
-    all_rows = _splice(world.all_gather_rows(own), own, tiles.start)
+    with waiting():
+        gathered = world.all_gather_rows(own)
+    all_rows = _splice(gathered, own, tiles.start)
     return _shared(world, all_rows, own.nbytes, all_rows.nbytes)
 
 
-def share_samples(world: World, held: Sequence[Radiance], enter: Tensor) -> Shared:
+def share_samples(
+    world: World, held: Sequence[Radiance], enter: Tensor, waiting: Callable[[], AbstractContextManager] = nullcontext
+) -> Shared:
     """Gathers every sample and integrates all tiles on each rank: NeRF-XL's baseline, for comparison of cost.
 
     Arguments, result and gradients as with :func:`share_tiles`; the bytes grow with the samples.
@@ -71,8 +79,9 @@ def share_samples(world: World, held: Sequence[Radiance], enter: Tensor) -> Shar
         indices.append((ray + tile * rays).int())
         rows.append(torch.cat([torch.stack([*ends, sigma], 1), rgb], 1))
     index, own = torch.cat(indices), torch.cat(rows)
-    all_indices = world.all_gather_rows(index)
-    all_rows = _splice(world.all_gather_rows(own), own, int((all_indices < tiles.start * rays).sum()))
+    with waiting():
+        all_indices, gathered = world.all_gather_rows(index), world.all_gather_rows(own)
+    all_rows = _splice(gathered, own, int((all_indices < tiles.start * rays).sum()))
     t_start, t_end, sigma = all_rows[:, :3].unbind(1)
     samples = Samples(all_indices.long(), t_start.detach(), t_end.detach())
     segments = integrate(samples, sigma, all_rows[:, 3:], enter.T.reshape(-1))
@@ -80,7 +89,7 @@ def share_samples(world: World, held: Sequence[Radiance], enter: Tensor) -> Shar
     return _shared(world, segments.view(count, rays, WIDTH), mine, total)
 
 
-EXCHANGES: dict[Literal["tile", "sample"], Callable[[World, Sequence[Radiance], Tensor], Shared]] = {
+EXCHANGES: dict[Literal["tile", "sample"], Callable[..., Shared]] = {
     "tile": share_tiles,
     "sample": share_samples,
 }

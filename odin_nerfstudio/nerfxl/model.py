@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import colorsys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,7 @@ from odin_nerfstudio.nerfxl.segments import WIDTH, integrate
 from odin_nerfstudio.nerfxl.tile import Tile
 from odin_nerfstudio.nerfxl.tiles import Tiles, tiles_of_rank
 from odin_nerfstudio.runs.perceptual import LazyLPIPS
+from odin_nerfstudio.shadow.timeline import Kind, Timeline
 
 Outputs = dict[str, Any]
 
@@ -173,7 +175,11 @@ class NerfXLModel(Model):
         self.ssim = SSIM(data_range=1.0, size_average=True, channel=3)
         self.lpips = LazyLPIPS()
         self.step = 0
-        self._together = False
+        self.timeline = Timeline(steps=0)
+        """Where the time of a step goes."""
+        self.others: dict[int, Tile] = {}
+        """Copies of other ranks' tiles, for looks outside :meth:`together`."""
+        self._together_in: int | None = None
         self.register_buffer("palette", _palette(count), persistent=False)
 
     # ---------------------------------------------------------------------------------------------------- tiles
@@ -192,16 +198,31 @@ class NerfXLModel(Model):
     def _tile(self, number: int) -> tuple[Tile, Contraction]:
         if self._contractions[number].centre.device != self.device:
             self._set_tiles(self._tiles.to(self.device))
-        return self.fields[str(number)], self._contractions[number]  # type: ignore[return-value]
+        tile = self.others[number] if number in self.others else self.fields[str(number)]
+        return tile, self._contractions[number]  # type: ignore[return-value]
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Within this, rendering is a collective call: all ranks render the same rays and see all tiles."""
-        before, self._together = self._together, True
+        """Within this, rendering by this thread is a collective call: all ranks render the same rays and see all tiles.
+
+        A viewer's thread may render meanwhile, by itself.
+        """
+        before, self._together_in = self._together_in, threading.get_ident()
         try:
             yield
         finally:
-            self._together = before
+            self._together_in = before
+
+    @property
+    def _is_together(self) -> bool:
+        return self._together_in == threading.get_ident()
+
+    def copy_of(self, number: int, state: Mapping[str, Tensor]) -> Tile:
+        """A tile that another rank has, from its state, on this rank's device."""
+        config = self.config
+        tile = Tile(config.tile_field, config.occupancy, config.seed, number).to(self.device)
+        tile.load_state_dict(state)
+        return tile.requires_grad_(False)
 
     # ------------------------------------------------------------------------------------------------- rendering
 
@@ -218,21 +239,22 @@ class NerfXLModel(Model):
         origins, directions = ray_bundle.origins, ray_bundle.directions
         near, far = self._interval(ray_bundle)
         rays = len(origins)
-        tiles = self.tiles
+        tiles, numbers = self.tiles, self._numbers()
         ends = lattice(near, far, self._samples_per_ray(), jitter=self._draw("jitter", rays, 1), knee=self.scene.unit)
         crossings = cross(tiles, origins.detach(), directions.detach(), near, far)
         occupied = self._occupied if self._knows_where else None
-        parts = split(ends, origins.detach(), directions.detach(), tiles, self.held, occupied)
+        parts = split(ends, origins.detach(), directions.detach(), tiles, numbers, occupied)
         image_ids = ray_bundle.camera_indices
         per_ray = self.head.encode_rays(
             directions, image_ids.reshape(-1) if self.training and image_ids is not None else None
         )
-        held = [
-            self._radiance(tile, part, origins, directions, per_ray)
-            for tile, part in zip(self.held, parts, strict=True)
-        ]
+        with self._span("compute", "fields"):
+            known = {
+                tile: self._radiance(tile, part, origins, directions, per_ray)
+                for tile, part in zip(numbers, parts, strict=True)
+            }
         background = self._background(rays)
-        seen = compose(self._share(held, crossings.enter), crossings.order, crossings.enter, background)
+        seen = compose(self._share(known, crossings.enter), crossings.order, crossings.enter, background)
         accumulation = seen.accumulation
         depth = torch.where(accumulation > 1e-4, seen.depth / accumulation.clamp_min(1e-4), far)
         outputs = {
@@ -251,12 +273,31 @@ class NerfXLModel(Model):
             part = module.visible(part, origins.detach(), directions.detach(), contraction, self.scene.unit)
         return module.radiance(part, origins, directions, contraction, self.scene.unit, self.head, per_ray)
 
-    def _share(self, held: list[Radiance], enter: Tensor) -> Tensor:
-        """(R, K, 6) segments of all tiles; outside :meth:`together`, tiles of other ranks are empty."""
-        if self._together or self.world.size == 1:
-            return EXCHANGES[self.config.exchange](self.world, held, enter).segments
+    def _numbers(self) -> list[int]:
+        """The tiles that this rank integrates."""
+        return list(self.held) if self._is_together else sorted({*self.held, *self.others})
+
+    @contextmanager
+    def _span(self, kind: Kind, name: str) -> Iterator[None]:
+        """Records a part of a training step."""
+        with self.timeline.span(kind, self.step, name) if self.training else nullcontext():
+            yield
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._span("communication", self.config.exchange), self._span("wait", "segments"):
+            yield
+
+    def _share(self, known: Mapping[int, Radiance], enter: Tensor) -> Tensor:
+        """(R, K, 6) segments of all tiles; those that nobody here knows are empty."""
+        if self._is_together or self.world.size == 1:
+            shared = EXCHANGES[self.config.exchange](self.world, list(known.values()), enter, self._waiting)
+            if self.training:
+                samples = {f"tile {tile}": len(radiance.sigma) for tile, radiance in known.items()}
+                self.timeline.count(self.step, bytes=shared.sent, **samples)
+            return shared.segments
         segments = enter.new_zeros(*enter.shape, WIDTH)
-        for tile, radiance in zip(self.held, held, strict=True):
+        for tile, radiance in known.items():
             segments[:, tile] = integrate(*radiance, enter[:, tile])
         return segments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -15,6 +16,14 @@ from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.nerfxl.datamanager import NerfXLDataManager, NerfXLDataManagerConfig
 from odin_nerfstudio.nerfxl.model import NerfXLModel, NerfXLModelConfig
+from odin_nerfstudio.shadow.timeline import Timeline
+from odin_nerfstudio.viewer.controls import Controls
+from odin_nerfstudio.viewer.monitor import Monitor
+from odin_nerfstudio.viewer.recording import Recording
+
+GIB = 1 << 30
+SHOW_COST = 20
+"""Copying tiles to the viewer takes at most one part in so many of the time."""
 
 
 @dataclass
@@ -26,6 +35,9 @@ class NerfXLPipelineConfig(VanillaPipelineConfig):
     """Which rays."""
     model: NerfXLModelConfig = field(default_factory=NerfXLModelConfig)
     """How they are rendered and what is learned."""
+    viewer_max_gib: float = 1.0
+    """With several ranks, the viewer gets a copy of all tiles if the other ranks' take no more memory than this;
+    otherwise it shows those of rank 0 only."""
     seed: Annotated[int, tyro.conf.Suppress] = 0
     """Set by the trainer from ``--machine.seed``."""
 
@@ -67,11 +79,46 @@ class NerfXLPipeline(VanillaPipeline):
                 self.world.check_same(self.datamanager.train_dataset.metadata["scene"].images, "the list of images")
                 # Faces that differ in the last bit, as processors round, would leave gaps between tiles.
                 self.model.set_extra_state(self.world.broadcast_object(self.model.get_extra_state()))
+        self.timeline = self.model.timeline = Timeline(self.world.rank)
+        timelines = [Timeline(rank) for rank in range(self.world.size)]
+        timelines[self.world.rank] = self.timeline
+        self.monitor = Monitor(Recording(timelines), Controls())
+        """What rank 0 knows of the run."""
+        self._next_show = 0.0
 
     def shared_parameters(self) -> list[torch.nn.Parameter]:
         """Those that every rank holds, and whose gradients are summed over the ranks."""
         groups = self.get_param_groups()
         return [param for name, group in groups.items() if name != "fields" for param in group]
+
+    def meet(self, step: int, show: bool = False) -> list[int]:
+        """Rank 0 hears what the others recorded. All ranks together, between steps.
+
+        Args:
+            step: which all have finished.
+            show: whether rank 0 wants to give its viewer all tiles as they are now; the other ranks' does not count.
+
+        Returns:
+            On rank 0, the steps that are known in full since the last meeting; nothing on the others.
+        """
+        begin = time.monotonic()
+        if self.world.broadcast_object(show and begin >= self._next_show):
+            self._show()
+            self._next_show = time.monotonic() + SHOW_COST * (time.monotonic() - begin)
+        return self.monitor.hear(self.world, self.timeline, step)
+
+    def _show(self) -> None:
+        """Gives rank 0 copies of the other ranks' tiles, if they are not too large for it."""
+        model, world = self.model, self.world
+        tensors = [*model.fields.parameters(), *model.fields.buffers()] if world.rank > 0 else []
+        sizes = world.all_gather_objects(sum(tensor.nbytes for tensor in tensors))
+        if world.size == 1 or sum(sizes) > self.config.viewer_max_gib * GIB:
+            return
+        own = {tile: model.fields[str(tile)].state_dict() for tile in model.held} if world.rank > 0 else {}
+        gathered = world.gather_objects(own)
+        for states in gathered or []:
+            for tile, state in states.items():
+                model.others[tile] = model.copy_of(tile, state)
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Renders the rays of ``step``; all ranks together. The backward needs no other rank."""

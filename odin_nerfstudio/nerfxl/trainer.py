@@ -13,6 +13,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.nerfxl.model import tile_of
 from odin_nerfstudio.nerfxl.pipeline import NerfXLPipeline, NerfXLPipelineConfig
+from odin_nerfstudio.runs.memory import peak_memory
 from odin_nerfstudio.runs.trainer import RankTrainer, RankTrainerConfig
 
 _MODEL = "_model."
@@ -81,16 +82,25 @@ class NerfXLTrainer(RankTrainer):
 
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Render, exchange, loss, backward; then the shared gradients are summed and every rank takes its step."""
-        world = self.pipeline.world
-        if world.any(self._interrupted):
+        world, timeline = self.pipeline.world, self.pipeline.timeline
+        stops, meets = world.any_of([self._interrupted, self._wants_to_meet])
+        if stops:
             raise KeyboardInterrupt
         self.optimizers.zero_grad_all()
         _, losses, metrics = self.pipeline.get_train_loss_dict(step)
         loss = torch.stack(list(losses.values())).sum()
-        loss.backward()
-        world.sum_gradients(self.pipeline.shared_parameters())
-        self.optimizers.optimizer_step_all()
+        with timeline.span("compute", step, "backward"):
+            loss.backward()
+        if world.size > 1:
+            with timeline.span("communication", step, "shared gradients"), timeline.span("wait", step, "gradients"):
+                world.sum_gradients(self.pipeline.shared_parameters())
+        with timeline.span("compute", step, "step"):
+            self.optimizers.optimizer_step_all()
         self.optimizers.scheduler_step_all(step)
+        timeline.count(step, memory=peak_memory(self.pipeline.device))
+        timeline.finish(step)
+        if meets or self._must_meet(step):
+            self._meet(step)
         return loss, losses, metrics
 
     def _gather_checkpoint(self, step: int) -> dict[str, Any] | None:
@@ -98,7 +108,7 @@ class NerfXLTrainer(RankTrainer):
         state = self._own_state(step)
         fields = state["optimizers"].pop("fields", None)
         private = {name: value for name, value in state["pipeline"].items() if _is_private(name)}
-        parts = self.pipeline.world.gather_objects(_on_cpu((private, fields)))
+        parts = self.pipeline.world.gather_objects((private, fields))
         if parts is None:
             return None
         for private, _ in parts:
@@ -146,14 +156,3 @@ def part_of_optimizer(state: dict[str, Any], params: range) -> dict[str, Any]:
 def _is_private(name: str) -> bool:
     """Whether an entry of the pipeline's state belongs to one tile."""
     return tile_of(name.removeprefix(_MODEL)) is not None
-
-
-def _on_cpu(value: Any) -> Any:
-    """``value`` with its tensors on the CPU, at any depth: what another rank can unpickle."""
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(item) for item in value)
-    return value

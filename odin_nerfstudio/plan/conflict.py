@@ -32,10 +32,9 @@ def predicted_conflict(groups: NDArray[np.int64], incidence: sp.csr_array, windo
     return shares[1:]
 
 
-def shared_fraction(group: NDArray[np.int64], other: NDArray[np.int64], incidence: sp.csr_array) -> float:
-    """Of the points that a group ((n,) views) sees, the part that another one sees too; 0 for a group without any."""
-    seen, of_other = (np.unique(incidence[views].indices) for views in (group, other))
-    return len(np.intersect1d(seen, of_other, assume_unique=True)) / len(seen) if len(seen) else 0.0
+def points_seen(group: NDArray[np.int64], incidence: sp.csr_array) -> NDArray[np.integer]:
+    """(m,) ascending, the points that any view of a group ((n,)) sees."""
+    return np.unique(incidence[group].indices)
 
 
 def mean_coupling(groups: NDArray[np.int64], rlg: sp.csr_array, lag: int) -> float:

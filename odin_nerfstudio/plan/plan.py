@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from odin_nerfstudio.plan.capture import Capture
-from odin_nerfstudio.plan.conflict import mean_coupling, predicted_conflict, shared_fraction
+from odin_nerfstudio.plan.conflict import mean_coupling, points_seen, predicted_conflict
 from odin_nerfstudio.plan.covisibility import Visibility, measure_visibility
 from odin_nerfstudio.plan.locality_graph import relative_locality_graph
 from odin_nerfstudio.plan.partition import Partition
@@ -66,8 +67,15 @@ class Plan:
 
     def predicted_share(self, step: int, earlier: int) -> float:
         """Of the points that the group of a step sees, the part that the group of an earlier one sees too."""
-        group, other = (self.schedule.group(number).views for number in (step, earlier))
-        return shared_fraction(group, other, self.visibility.incidence)
+        seen, before = self._points_of(step), self._points_of(earlier)
+        return len(np.intersect1d(seen, before, assume_unique=True)) / len(seen) if len(seen) else 0.0
+
+    @cached_property
+    def _points_of(self) -> Callable[[int], NDArray[np.integer]]:
+        """Step → points that its group sees."""
+        return lru_cache(maxsize=128)(
+            lambda step: points_seen(self.schedule.group(step).views, self.visibility.incidence)
+        )
 
     @cached_property
     def figures(self) -> dict[str, Any]:

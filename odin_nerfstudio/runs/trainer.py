@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint, write_checkpoint
 from odin_nerfstudio.errors import UserError, exit_with_sentence
+from odin_nerfstudio.viewer.scalars import put_scalars
+from odin_nerfstudio.viewer.trace import FILE_NAME, write_trace
+
+SECONDS_BETWEEN_SHOWS = 1.0
+"""How old what the viewer shows of a scene may be while somebody looks at it."""
+UNITS_BETWEEN_MEETINGS = 200
+"""After so many units rank 0 hears what the others recorded, if it did not before."""
 
 
 @dataclass
@@ -80,8 +88,9 @@ class RankTrainerConfig(TrainerConfig):
 class RankTrainer(Trainer, ABC):
     """Trainer whose ranks stop after the same step and write one checkpoint together.
 
-    A subclass says in :meth:`_gather_checkpoint` what a checkpoint holds, and loads it from ``_resumed``; its pipeline
-    has a ``world``.
+    A subclass says in :meth:`_gather_checkpoint` what a checkpoint holds, and loads it from ``_resumed``. Its
+    ``train_iteration`` calls :meth:`_meet` after units on which all ranks agree. Its pipeline has a ``world``, a
+    ``monitor``, and ``meet(step, show)``, which brings all ranks together.
     """
 
     config: RankTrainerConfig
@@ -91,6 +100,8 @@ class RankTrainer(Trainer, ABC):
     """Whether the last checkpoint has been written."""
     _resumed: dict[str, Any] | None = None
     """The checkpoint to resume from, until it is loaded."""
+    _shown = 0.0
+    """When the ranks met last, by the monotonic clock."""
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
         """Sets up the run. Nothing is written before the checkpoint to resume from and the capture were read."""
@@ -116,8 +127,13 @@ class RankTrainer(Trainer, ABC):
         Raises:
             SystemExit: with a sentence, for mistakes in the input that show only now.
         """
-        with exit_with_sentence(), self._saving_on_the_way_out(), self._stopping_between_steps():
-            super().train()
+        monitor = self.pipeline.monitor
+        monitor.is_training, monitor.save_trace = True, self._save_trace
+        try:
+            with exit_with_sentence(), self._saving_on_the_way_out(), self._stopping_between_steps():
+                super().train()
+        finally:
+            monitor.is_training = False
 
     @contextmanager
     def _stopping_between_steps(self) -> Iterator[None]:
@@ -181,6 +197,7 @@ class RankTrainer(Trainer, ABC):
 
     def _write_checkpoint(self, step: int) -> str | None:
         """Gathers what all ranks learned and writes it on rank 0, which returns a sentence when it could not."""
+        self._write_trace(step)
         state = self._gather_checkpoint(step)
         if state is None:
             return None
@@ -194,6 +211,48 @@ class RankTrainer(Trainer, ABC):
                 if other != path:
                     other.unlink()
         return None
+
+    # ------------------------------------------------------------------------------------------------- meetings
+
+    @property
+    def _is_looked_at(self) -> bool:
+        """Whether a browser shows this rank's viewer."""
+        return self.viewer_state is not None and bool(self.viewer_state.viser_server.get_clients())
+
+    @property
+    def _wants_to_meet(self) -> bool:
+        """Whether somebody at this rank's viewer waits for a newer scene, or for what he asked for."""
+        old = time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS
+        return self.pipeline.monitor.wish is not None or (old and self._is_looked_at)
+
+    def _must_meet(self, step: int) -> bool:
+        """Whether the ranks come together after a unit whether they want to or not."""
+        return (step + 1) % UNITS_BETWEEN_MEETINGS == 0 or self._is_last(step)
+
+    def _meet(self, step: int) -> None:
+        """Brings the ranks together: rank 0 hears what the others recorded, and shows the scene if somebody looks."""
+        self._hear(self.pipeline.meet(step, show=self._is_looked_at or self._is_last(step)))
+        self._shown = time.monotonic()
+
+    def _hear(self, units: list[int]) -> None:
+        every = self.config.logging.steps_per_log
+        put_scalars(self.pipeline.monitor.recording, (unit for unit in units if unit % every == 0))
+
+    def _write_trace(self, step: int) -> None:
+        """Writes what was recorded beside the checkpoints; a run does not end because that fails."""
+        self._hear(self.pipeline.meet(step, show=False))
+        if self.pipeline.world.rank == 0 and self.pipeline.monitor.recording.steps():
+            try:
+                self._save_trace()
+            except UserError as error:
+                CONSOLE.print(str(error), style="bold red", markup=False)
+
+    def _save_trace(self) -> Path:
+        path = self.base_dir / FILE_NAME
+        write_trace(self.pipeline.monitor.recording, path)
+        return path
+
+    # -------------------------------------------------------------------------------------------- checkpoints
 
     def _own_state(self, step: int) -> dict[str, Any]:
         """What nerfstudio's checkpoints hold, of this rank alone."""

@@ -11,7 +11,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Literal
 
@@ -44,7 +44,9 @@ class StepRecord:
     counts: Counter[str] = field(default_factory=Counter)
     """See :meth:`Timeline.count`."""
     conflicts: Conflicts | None = None
-    """With which units and ranks it met on this owner's primitives, once it is published."""
+    """With which units and ranks it met on this owner's primitives, once that is known."""
+    finished: bool = False
+    """Whether everything of it is published."""
 
 
 class Timeline:
@@ -89,11 +91,12 @@ class Timeline:
             with self._lock:
                 self._record(step).counts.update(amounts)
 
-    def conflict(self, step: int, conflicts: Conflicts) -> None:
-        """Keeps with whom unit ``step`` met."""
+    def finish(self, step: int, conflicts: Conflicts | None = None) -> None:
+        """Everything of unit ``step`` is published; keeps with whom it met."""
         if self.recording:
             with self._lock:
-                self._record(step).conflicts = conflicts
+                record = self._record(step)
+                record.finished, record.conflicts = True, conflicts
 
     def take(self, before: int) -> dict[int, StepRecord]:
         """Records of units before unit ``before`` that were not given out yet, for another process to absorb."""
@@ -144,6 +147,18 @@ class Timeline:
     def hidden(self, step: int) -> list[Interval]:
         """When a unit's communication was under way behind this rank's computation of any unit."""
         return self._behind_compute(self._intervals("communication", step))
+
+    def is_finished(self, step: int) -> bool:
+        """Whether a unit is recorded to its end."""
+        with self._lock:
+            record = self._records.get(step)
+            return record is not None and record.finished
+
+    def record(self, step: int) -> StepRecord:
+        """A copy of what is recorded of a unit, which no longer changes."""
+        with self._lock:
+            record = self._records[step]
+            return replace(record, spans=list(record.spans), counts=Counter(record.counts))
 
     def conflicts(self, step: int) -> Conflicts | None:
         """With which units and ranks a unit met, if that is known."""

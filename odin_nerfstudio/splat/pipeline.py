@@ -169,19 +169,12 @@ class OdinPipeline(VanillaPipeline):
         Returns:
             On rank 0, the units that are known in full since the last meeting; nothing on the others.
         """
-        known = self.monitor.recording.steps(1)
         wish, show = self.world.broadcast_object((self.monitor.take_wish(), show))
         if wish is not None:
             self._take_up(wish)
-        records = self.world.gather_objects(self.runner.timeline.take(step + 1))
-        boxes = self.world.gather_objects(_box(self.model.means))
         if show:
             self._show(step)
-        if records is None or boxes is None:
-            return []
-        self.monitor.recording.absorb(records)
-        self._boxes = np.stack(boxes)
-        return [done for done in self.monitor.recording.steps() if not known or done > known[0]]
+        return self.monitor.hear(self.world, self.runner.timeline, step)
 
     def _take_up(self, controls: Controls) -> None:
         self.monitor.controls = controls
@@ -191,6 +184,9 @@ class OdinPipeline(VanillaPipeline):
 
     def _show(self, step: int) -> None:
         """Gives the viewer of rank 0 the scene as it is now."""
+        boxes = self.world.gather_objects(_box(self.model.means))
+        if boxes is not None:
+            self._boxes = np.stack(boxes)
         history = self.history(step)
         if self.world.size == 1:
             self.model.history = history

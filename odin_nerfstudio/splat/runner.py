@@ -234,9 +234,10 @@ class UnitRunner:
         if not self.timeline.recording:
             return
         conflicts = self.contention.finish(unit.step)
-        if conflicts is not None:
-            self.timeline.conflict(unit.step, conflicts.as_replica(self._world.rank) if self._replicated else conflicts)
+        if conflicts is not None and self._replicated:
+            conflicts = conflicts.as_replica(self._world.rank)
         self.timeline.count(unit.step, primitives=self._model.num_points, memory=peak_memory(self._model.device))
+        self.timeline.finish(unit.step, conflicts)
 
     def _follow(self) -> None:
         """Follows the model to other rows; of those that this rank had before it still knows the versions."""

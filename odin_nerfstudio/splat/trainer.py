@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +17,6 @@ from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
 from odin_nerfstudio.splat.densify import catch_up
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
 from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
-from odin_nerfstudio.viewer.scalars import put_scalars
-from odin_nerfstudio.viewer.trace import FILE_NAME, write_trace
-
-SECONDS_BETWEEN_SHOWS = 1.0
-"""How old what the viewer shows of a scene may be while somebody looks at it."""
-UNITS_BETWEEN_MEETINGS = 200
-"""After so many units rank 0 hears what the others recorded, if it did not before."""
 
 
 @dataclass
@@ -86,8 +77,6 @@ class OdinTrainer(RankTrainer):
 
     config: OdinTrainerConfig
     pipeline: OdinPipeline
-    _shown = 0.0
-    """When the viewer got the scene last, by the monotonic clock."""
 
     def _build_optimizers(self) -> Optimizers:
         """Optimizers for the current parameters, scaled to the number of views in a step."""
@@ -102,15 +91,6 @@ class OdinTrainer(RankTrainer):
         optimizers = Optimizers(configs, self.pipeline.get_param_groups())
         self.pipeline.model.attach(optimizers)
         return optimizers
-
-    def train(self) -> None:
-        """Trains; what a person may change of the run is taken up meanwhile."""
-        monitor = self.pipeline.monitor
-        monitor.is_training, monitor.save_trace = True, self._save_trace
-        try:
-            super().train()
-        finally:
-            monitor.is_training = False
 
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """One task unit: read → render → loss → backward → push → publish, and the start of the next unit's reading."""
@@ -141,7 +121,8 @@ class OdinTrainer(RankTrainer):
                 optimizer.step()
         optimizers.scheduler_step_all(step)
         if runner.is_drained and self._meets(step):
-            self._meet(step, show=self._is_looked_at or self._is_last(step))
+            self._meet(step)
+            runner.signal &= ~Signal.MEET
         return loss, losses, metrics
 
     def _stop_if_asked(self) -> None:
@@ -151,27 +132,11 @@ class OdinTrainer(RankTrainer):
     def _request(self) -> Signal:
         """What this rank wants all of them to know."""
         wants = Signal.STOP if self._interrupted else Signal.NONE
-        old = time.monotonic() - self._shown > SECONDS_BETWEEN_SHOWS
-        if self.pipeline.monitor.wish is not None or (old and self._is_looked_at):
-            wants |= Signal.MEET
-        return wants
-
-    @property
-    def _is_looked_at(self) -> bool:
-        """Whether a browser shows this rank's viewer."""
-        return self.viewer_state is not None and bool(self.viewer_state.viser_server.get_clients())
+        return wants | Signal.MEET if self._wants_to_meet else wants
 
     def _meets(self, step: int) -> bool:
         """Whether the ranks come together after this unit; the same on all of them."""
-        due = (step + 1) % UNITS_BETWEEN_MEETINGS == 0
-        return due or self._is_last(step) or Signal.MEET in self.pipeline.runner.signal
-
-    def _meet(self, step: int, show: bool) -> None:
-        runner = self.pipeline.runner
-        steps = self.pipeline.meet(step, show)
-        runner.signal, self._shown = runner.signal & ~Signal.MEET, time.monotonic()
-        every = self.config.logging.steps_per_log
-        put_scalars(self.pipeline.monitor.recording, (unit for unit in steps if unit % every == 0))
+        return self._must_meet(step) or Signal.MEET in self.pipeline.runner.signal
 
     def _is_fence(self, step: int) -> bool:
         """Whether the next unit must not read anything before this one is published.
@@ -198,25 +163,10 @@ class OdinTrainer(RankTrainer):
         """All ranks' rows in splatfacto's format; the strategy's statistics and the ids beside it."""
         catch_up(self.optimizers.optimizers)
         model = self.pipeline.model
-        self._write_trace(step)
         beside = {"strategy": model.strategy_state, "ids": {"ids": model.ids, "next_id": model.next_id}}
         state = self._own_state(step) | beside
         merged = self.pipeline.placement.merge(collect(model, self.pipeline.history(step)))
         return None if merged is None else to_checkpoint(state, merged, step)
-
-    def _write_trace(self, step: int) -> None:
-        """Writes what was recorded beside the checkpoints; a run does not end because that fails."""
-        self._meet(step, show=False)
-        if self.pipeline.world.rank == 0 and self.pipeline.monitor.recording.steps():
-            try:
-                self._save_trace()
-            except UserError as error:
-                CONSOLE.print(str(error), style="bold red", markup=False)
-
-    def _save_trace(self) -> Path:
-        path = self.base_dir / FILE_NAME
-        write_trace(self.pipeline.monitor.recording, path)
-        return path
 
     def _load_checkpoint(self) -> None:
         """Resumes: parameters of the saved number of primitives, then optimizers built for these parameters."""

@@ -12,6 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from odin_nerfstudio.comm.world import World
+from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.viewer.controls import Controls
 from odin_nerfstudio.viewer.recording import Recording
 
@@ -57,6 +59,24 @@ class Monitor:
         """Wishes for other controls, by field of :class:`~.controls.Controls`. May come from any thread."""
         with self._lock:
             self._wish = replace(self._wish or self.controls, **changes)
+
+    def hear(self, world: World, timeline: Timeline, step: int) -> list[int]:
+        """Rank 0 hears what the others have recorded. All ranks together, with no unit in flight.
+
+        Args:
+            world: the ranks.
+            timeline: of this rank.
+            step: the unit that all have finished.
+
+        Returns:
+            On rank 0, the units that are known in full since the last time; nothing on the others.
+        """
+        known = self.recording.steps(1)
+        records = world.gather_objects(timeline.take(step + 1))
+        if records is None:
+            return []
+        self.recording.absorb(records)
+        return [unit for unit in self.recording.steps() if not known or unit > known[0]]
 
     @property
     def wish(self) -> Controls | None:

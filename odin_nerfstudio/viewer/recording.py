@@ -5,7 +5,7 @@ Panel, trace, scalars and report take their numbers from here, so they cannot di
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -78,7 +78,7 @@ class Recording:
 
     def steps(self, last: int | None = None) -> list[int]:
         """Units that every rank has told of and finished, ascending; the ``last`` ones of them, or all."""
-        known = [{step for step in timeline.steps if timeline.conflicts(step)} for timeline in self.timelines]
+        known = [{step for step in timeline.steps if timeline.is_finished(step)} for timeline in self.timelines]
         steps = sorted(set.intersection(*known))
         return steps if last is None else steps[max(0, len(steps) - last) :]
 
@@ -87,11 +87,7 @@ class Recording:
         copies = []
         for timeline in self.timelines:
             around = {near for step in steps for near in range(step - IN_FLIGHT, step + IN_FLIGHT + 1)}
-            records = {
-                step: StepRecord(timeline.spans(step), Counter(timeline.counts(step)), timeline.conflicts(step))
-                for step in timeline.steps
-                if step in around
-            }
+            records = {step: timeline.record(step) for step in timeline.steps if step in around}
             copies.append(Timeline(timeline.rank, max(1, len(records))))
             copies[-1].absorb(records)
         return Recording(copies, self.predicted)
@@ -100,7 +96,7 @@ class Recording:
         """The numbers of one unit."""
         if step not in self._final:
             figures = self._figures(step)
-            if not all(timeline.conflicts(step + IN_FLIGHT) for timeline in self.timelines):
+            if not all(timeline.is_finished(step + IN_FLIGHT) for timeline in self.timelines):
                 return figures  # what hides its communication may not all be known yet
             self._final[step] = figures
             while len(self._final) > KEPT:
@@ -123,15 +119,18 @@ class Recording:
             memory=[each.get("memory", 0) for each in counts],
         )
 
-    def conflicts(self, step: int) -> Conflicts:
-        """Of one unit, over all owners."""
-        return reduce(add, (found for timeline in self.timelines if (found := timeline.conflicts(step)) is not None))
+    def conflicts(self, step: int) -> Conflicts | None:
+        """Of one unit, over all owners; None where primitives are nobody's, or not all owners watched it."""
+        found = [conflicts for timeline in self.timelines if (conflicts := timeline.conflicts(step)) is not None]
+        return reduce(add, found) if len(found) == self.world_size else None
 
     def rank_conflicts(self, kind: str, steps: Sequence[int]) -> NDArray[np.int64]:
         """(G, G) primitives, summed over units; see :class:`~odin_nerfstudio.shadow.contention.Conflicts`."""
         total = np.zeros((self.world_size, self.world_size), np.int64)
         for step in steps:
-            total += np.asarray(self.conflicts(step).ranks[kind])
+            conflicts = self.conflicts(step)
+            if conflicts is not None:
+                total += np.asarray(conflicts.ranks[kind])
         return total
 
     def group_conflicts(self, kind: str, steps: Sequence[int]) -> NDArray[np.float64]:
@@ -139,7 +138,8 @@ class Recording:
         matrix = np.full((len(steps), len(steps)), np.nan)
         column = {step: number for number, step in enumerate(steps)}
         for row, step in enumerate(steps):
-            for earlier, counts in self.conflicts(step).groups.items():
+            conflicts = self.conflicts(step)
+            for earlier, counts in (conflicts.groups if conflicts else {}).items():
                 if earlier in column:
                     matrix[row, column[earlier]] = counts[kind]
         return matrix

@@ -23,23 +23,29 @@ def unit_scalars(recording: Recording, step: int) -> dict[str, float]:
         recording: that knows the unit.
         step: of the unit.
     """
-    unit, ranks = recording.unit(step), recording.conflicts(step).ranks
-    scope = max(1, unit.scope)
+    unit, conflicts = recording.unit(step), recording.conflicts(step)
     scalars: dict[str, float] = {
-        "early_share": unit.early_share,
-        "late_share": unit.late / scope,
-        "delayed_share": unit.delayed / scope,
-        "fallback_share": unit.fallback / scope,
         "hidden_fraction": unit.hidden,
         "exposed_wait_ms": sum(unit.wait) / len(unit.wait) * 1e3,
         "bytes": unit.bytes,
-        "raw": sum(map(sum, ranks["raw"])),
-        "waw": sum(map(sum, ranks["waw"])) / 2,  # the matrix has every pair twice
-        "delayed": sum(map(sum, ranks["delayed"])),
     }
+    if unit.scope:
+        scalars |= {
+            "early_share": unit.early_share,
+            "late_share": unit.late / unit.scope,
+            "delayed_share": unit.delayed / unit.scope,
+            "fallback_share": unit.fallback / unit.scope,
+        }
+    if conflicts is not None:
+        scalars |= {
+            "raw": sum(map(sum, conflicts.ranks["raw"])),
+            "waw": sum(map(sum, conflicts.ranks["waw"])) / 2,  # the matrix has every pair twice
+            "delayed": sum(map(sum, conflicts.ranks["delayed"])),
+        }
     for rank, (primitives, memory) in enumerate(zip(unit.primitives, unit.memory, strict=True)):
-        scalars[f"primitives/rank {rank}"] = primitives
         scalars[f"memory_gib/rank {rank}"] = memory / GIB
+        if primitives:
+            scalars[f"primitives/rank {rank}"] = primitives
     return {f"Odin/{name}": float(value) for name, value in scalars.items()}
 
 

@@ -26,6 +26,8 @@ FILE_NAME = "odin_trace.json"
 """Of a run's trace, in the folder with its config.yml."""
 KINDS = ("unit", *get_args(Kind), "hidden")
 LANES_PER_KIND = 1000
+PREDICTED = 64
+"""Units whose predictions are written: a plan takes its time, and no matrix shows more."""
 
 
 def write_trace(recording: Recording, path: Path) -> None:
@@ -86,10 +88,11 @@ class _Slice:
 
 
 def _predicted(recording: Recording) -> dict[int, dict[str, float]]:
-    """By unit and earlier unit that it was compared with, the predicted share."""
+    """By unit, of the last ones, and earlier unit that it was compared with, the predicted share."""
     if recording.predicted is None:
         return {}
-    found = ((step, timeline.conflicts(step)) for timeline in recording.timelines for step in timeline.steps)
+    last = set(recording.steps(PREDICTED))
+    found = ((step, timeline.conflicts(step)) for timeline in recording.timelines for step in last)
     pairs = {(step, earlier) for step, conflicts in found if conflicts is not None for earlier in conflicts.groups}
     predicted: dict[int, dict[str, float]] = {}
     for step, earlier in sorted(pairs):
@@ -132,6 +135,7 @@ def _slices(timeline: Timeline, origin: int, predicted: dict[int, dict[str, floa
         begin = min((span.begin for span in spans), default=origin)
         end = max((span.end for span in spans), default=origin)
         numbers: dict[str, Any] = {"unit": step, "counts": timeline.counts(step)}
+        numbers["finished"] = timeline.is_finished(step)
         conflicts = timeline.conflicts(step)
         if conflicts is not None:
             numbers["conflicts"] = conflicts.to_json()
@@ -183,6 +187,7 @@ def _recording(content: dict[str, Any]) -> Recording:
         record = units.setdefault(args["unit"], StepRecord())
         if event["cat"] == "unit":
             record.counts.update(args["counts"])
+            record.finished = args["finished"]
             if "conflicts" in args:
                 record.conflicts = Conflicts.from_json(args["conflicts"])
             predicted |= {(args["unit"], int(earlier)): share for earlier, share in args.get("predicted", {}).items()}

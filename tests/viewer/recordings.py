@@ -54,7 +54,7 @@ def known_recording() -> Recording:
             timeline.count(step, scope=1000, early=700 + step, late=300 - step, delayed=20, fallback=50)
             timeline.count(step, bytes=(1 + rank) * 1_000_000, busier=1_000_000)
             timeline.count(step, primitives=5000 + 100 * rank + step, memory=(2 + rank) * GIB)
-            timeline.conflict(step, conflicts(rank, step))
+            timeline.finish(step, conflicts(rank, step))
     timelines[0].add("compute", 11, START + 40 * MS, START + 41 * MS, "scope")
     return Recording(timelines, predicted)
 

@@ -62,7 +62,7 @@ def test_tensorboard_shows_the_figures_of_each_unit(tensorboard: Path) -> None:
 
 def test_an_empty_scope_has_shares_too() -> None:
     timeline = Timeline()
-    timeline.conflict(0, Conflicts({kind: [[0]] for kind in ("raw", "waw", "delayed")}, {}))
+    timeline.finish(0, Conflicts({kind: [[0]] for kind in ("raw", "waw", "delayed")}, {}))
     scalars = unit_scalars(Recording([timeline]), 0)
     assert scalars["Odin/early_share"] == scalars["Odin/hidden_fraction"] == 1
     assert scalars["Odin/late_share"] == scalars["Odin/exposed_wait_ms"] == scalars["Odin/waw"] == 0

@@ -123,11 +123,11 @@ class ExchangeMeter:
             EXCHANGES.update(originals)
 
     def _measured(self, share: Callable[..., Shared]) -> Callable[..., Shared]:
-        def measured(world: World, held: Sequence[Radiance], enter: Tensor) -> Shared:
+        def measured(world: World, held: Sequence[Radiance], enter: Tensor, *args: Any) -> Shared:
             begin = _now(world.device)
             world.any(False)  # returns when all ranks are here
             met = _now(world.device)
-            shared = share(world, held, enter)
+            shared = share(world, held, enter, *args)
             self.wait.append(met - begin)
             self.exchange.append(_now(world.device) - met)
             self.sent.append(shared.sent)
