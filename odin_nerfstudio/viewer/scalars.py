@@ -29,15 +29,13 @@ def unit_scalars(recording: Recording, step: int) -> dict[str, float]:
         "exposed_wait_ms": sum(unit.wait) / len(unit.wait) * 1e3,
         "bytes": unit.bytes,
     }
-    if unit.scope:
+    if conflicts is not None:
+        scope = max(1, unit.scope)
         scalars |= {
             "early_share": unit.early_share,
-            "late_share": unit.late / unit.scope,
-            "delayed_share": unit.delayed / unit.scope,
-            "fallback_share": unit.fallback / unit.scope,
-        }
-    if conflicts is not None:
-        scalars |= {
+            "late_share": unit.late / scope,
+            "delayed_share": unit.delayed / scope,
+            "fallback_share": unit.fallback / scope,
             "raw": sum(map(sum, conflicts.ranks["raw"])),
             "waw": sum(map(sum, conflicts.ranks["waw"])) / 2,  # the matrix has every pair twice
             "delayed": sum(map(sum, conflicts.ranks["delayed"])),
