@@ -11,6 +11,9 @@ import plotly.graph_objects as go
 
 INK, MUTED, GRID, BACKGROUND = "#e6e6e6", "#a8a8a8", "#424242", "#242424"
 WIDTH = 280
+UNSEEN = {"autosize": False, "width": 100, "height": 100}
+"""What a figure falls back on while its tab is hidden: viser gives it no width then, and plotly's own 700 pixels would
+push the panel wider for good. Once it is seen it gets the panel's width."""
 FONT, SMALL = 12, 11
 AXIS: dict[str, Any] = {
     "gridcolor": GRID,
@@ -23,7 +26,7 @@ AXIS: dict[str, Any] = {
 def figure(traces: list[Any], height: int, **layout: Any) -> go.Figure:
     """A figure of :data:`WIDTH` × ``height`` pixels, with what all have in common."""
     common = {
-        "template": "none",
+        "template": {"layout": UNSEEN},
         "width": WIDTH,
         "height": height,
         "paper_bgcolor": BACKGROUND,
