@@ -38,17 +38,16 @@ def rank_conflict_figure(recording: Recording, kind: str, steps: Sequence[int]) 
     matrix = recording.rank_conflicts(kind, steps)
     row, column = READERS[kind]
     ranks = [str(rank) for rank in range(len(matrix))]
-    heatmap = _heatmap(
-        matrix, ranks, ranks, "%{z:.3~s}", f"{row} rank %{{y}}, {column} rank %{{x}}<br>%{{z:,d}} primitives"
-    )
+    hover = f"{row} rank %{{y}}, {column} rank %{{x}}<br>%{{z:,d}} primitives"
+    heatmap = _heatmap(matrix, ranks, "%{z:.2~s}", hover)
     return figure(
         [heatmap],
         290,
         annotations=[heading(f"Ranks: {TITLES[kind]}", 1.03)],
         margin={"l": 46, "r": 10, "t": 30, "b": 72},
-        coloraxis=_color_axis(float(matrix.max()), -0.24, "~s"),
-        xaxis=_categories(f"{column} rank"),
-        yaxis=_categories(f"{row} rank") | {"autorange": "reversed"},
+        coloraxis=_color_axis(float(matrix.max()), "~s"),
+        xaxis=_categories(ranks, f"{column} rank"),
+        yaxis=_categories(ranks, f"{row} rank", downward=True),
     )
 
 
@@ -73,22 +72,21 @@ def group_conflict_figure(recording: Recording, kind: str, steps: Sequence[int])
     predicted = recording.predicted_conflicts(steps)
     units = [str(step) for step in steps]
     pair = "unit %{y} met unit %{x}<br>"
-    above = _heatmap(measured, units, units, "%{z:.0%}", pair + "%{z:.2%} of its scope: %{customdata:,d} primitives")
-    below = _heatmap(predicted, units, units, "%{z:.0%}", "unit %{y} and unit %{x}<br>%{z:.2%} shared, after the plan")
+    above = _heatmap(measured, units, "%{z:.0%}", pair + "%{z:.2%} of its scope: %{customdata:,d} primitives")
+    below = _heatmap(predicted, units, "%{z:.0%}", "unit %{y} and unit %{x}<br>%{z:.2%} shared, after the plan")
     found = [float(np.nanmax(matrix)) for matrix in (measured, predicted) if np.isfinite(matrix).any()]
-    vertical = {"autorange": "reversed"}
     return figure(
         [above | {"customdata": _with_gaps(primitives)}, below | {"yaxis": "y2"}],
         500,
         annotations=[
-            heading("Groups: share of the later one's scope", 1.015),
+            heading("Groups: share of the row's scope", 1.015),
             heading("… and what the plan predicted", 0.485),
         ],
         margin={"l": 46, "r": 10, "t": 30, "b": 82},
-        coloraxis=_color_axis(max(found, default=0.0), -0.14, ".0%"),
-        xaxis=_categories("earlier unit") | {"anchor": "y2"},
-        yaxis=_categories("unit") | vertical | {"domain": [0.545, 1]},
-        yaxis2=_categories("unit") | vertical | {"domain": [0, 0.455]},
+        coloraxis=_color_axis(max(found, default=0.0), ".0%"),
+        xaxis=_categories(units, "earlier unit") | {"anchor": "y2"},
+        yaxis=_categories(units, downward=True) | {"domain": [0.545, 1]},
+        yaxis2=_categories(units, downward=True) | {"domain": [0, 0.455]},
     )
 
 
@@ -97,19 +95,19 @@ def _check(kind: str) -> None:
         raise ValueError(f"There are conflicts of the kinds {', '.join(KINDS)}, not {kind!r}.")
 
 
-def _heatmap(matrix: NDArray[Any], rows: list[str], columns: list[str], printed: str, hover: str) -> dict[str, Any]:
-    numbers = {"texttemplate": printed, "textfont": {"size": SMALL}} if len(rows) <= PRINTED else {}
+def _heatmap(matrix: NDArray[Any], labels: list[str], printed: str, hover: str) -> dict[str, Any]:
+    numbers = {"texttemplate": printed, "textfont": {"size": SMALL if len(labels) < 6 else 9}}
     return {
         "type": "heatmap",
-        "x": columns,
-        "y": rows,
+        "x": labels,
+        "y": labels,
         "z": _with_gaps(matrix),
         "coloraxis": "coloraxis",
         "xgap": 1,
         "ygap": 1,
         "hoverongaps": False,
         "hovertemplate": hover + "<extra></extra>",
-        **numbers,
+        **(numbers if len(labels) <= PRINTED else {}),
     }
 
 
@@ -118,13 +116,17 @@ def _with_gaps(matrix: NDArray[Any]) -> list[list[float | int | None]]:
     return [[None if value != value else value for value in row] for row in matrix.tolist()]
 
 
-def _color_axis(largest: float, y: float, tick_format: str) -> dict[str, Any]:
+def _color_axis(largest: float, tick_format: str) -> dict[str, Any]:
     """From 0 to the largest value, its bar below the figure."""
     ticks = {"tickformat": tick_format, "tickfont": {"color": MUTED, "size": SMALL}, "nticks": 5}
-    place = {"orientation": "h", "x": 0.5, "y": y, "yanchor": "top", "len": 1, "thickness": 8, "outlinewidth": 0}
-    return {"colorscale": COLORS, "cmin": 0, "cmax": largest or 1.0, "colorbar": ticks | place}
+    place = {"x": 0.5, "yref": "container", "y": 0, "yanchor": "bottom"}
+    bar = {"orientation": "h", "len": 1, "thickness": 8, "outlinewidth": 0}
+    return {"colorscale": COLORS, "cmin": 0, "cmax": largest or 1.0, "colorbar": ticks | place | bar}
 
 
-def _categories(title: str) -> dict[str, Any]:
-    named = AXIS["title"] | {"text": title}
-    return AXIS | {"type": "category", "showgrid": False, "title": named, "tickangle": 0, "nticks": 6}
+def _categories(labels: list[str], title: str = "", downward: bool = False) -> dict[str, Any]:
+    # An explicit range, since viser has plotly keep ranges that it chose for the figure before.
+    ends = [-0.5, len(labels) - 0.5]
+    ticks = {"tickangle": 0, "dtick": -(-len(labels) // 8)}
+    named = {"title": AXIS["title"] | {"text": title}, "showgrid": False}
+    return AXIS | named | ticks | {"type": "category", "range": ends[::-1] if downward else ends}

@@ -71,7 +71,7 @@ class OdinPanel(ViewerControl):
         super()._setup(viewer)
         self._trace_path = viewer.log_filename.parent / FILE_NAME
         server = viewer.viser_server
-        with server.atomic(), _tab_group(server.gui).add_tab("Odin", viser.Icon.TIMELINE):
+        with server.atomic(), _tab_group(server.gui).add_tab("Odin"):
             self._add_elements(server)
         server.on_client_connect(lambda _: self._wake.set())
         threading.Thread(target=self._watch, name="odin panel", daemon=True).start()

@@ -34,7 +34,7 @@ def shares_figure(recording: Recording, steps: Sequence[int]) -> go.Figure:
         [
             (f"Read {names}", ".0%", _parts(units)),
             (f"Communication {colored('hidden', SPANS['hidden'])}", ".0%", _hidden(units)),
-            (f"Exposed wait, ms {_ranks(recording)}", "~g", _by_rank(units, lambda unit: [1e3 * s for s in unit.wait])),
+            (f"Exposed wait, ms{_ranks(recording)}", "~g", _by_rank(units, lambda unit: [1e3 * s for s in unit.wait])),
         ],
         ranges={0: [0, 1], 1: [0, 1.02]},
     )
@@ -56,8 +56,8 @@ def load_figure(recording: Recording, steps: Sequence[int]) -> go.Figure:
         steps,
         [
             ("Sent per unit, bytes", "~s", sent),
-            (f"Primitives {_ranks(recording)}", "~s", _by_rank(units, lambda unit: unit.primitives)),
-            (f"Memory, bytes {_ranks(recording)}", "~s", _by_rank(units, lambda unit: unit.memory)),
+            (f"Primitives{_ranks(recording)}", "~s", _by_rank(units, lambda unit: unit.primitives)),
+            (f"Memory, bytes{_ranks(recording)}", "~s", _by_rank(units, lambda unit: unit.memory)),
         ],
     )
 
@@ -129,4 +129,4 @@ def _by_rank(units: Sequence[UnitFigures], values: Callable[[UnitFigures], Seque
 def _ranks(recording: Recording) -> str:
     """The legend of ranks; none for one."""
     ranks = range(recording.world_size)
-    return "" if len(ranks) == 1 else "· rank " + " ".join(colored(f"<b>{rank}</b>", rank_hex(rank)) for rank in ranks)
+    return "" if len(ranks) == 1 else ", rank " + " ".join(colored(f"<b>{rank}</b>", rank_hex(rank)) for rank in ranks)

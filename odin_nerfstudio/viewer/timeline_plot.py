@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from odin_nerfstudio.viewer.colors import HATCHES, SPANS
 from odin_nerfstudio.viewer.recording import Recording
-from odin_nerfstudio.viewer.style import AXIS, INK, MUTED, SMALL, empty_figure, figure
+from odin_nerfstudio.viewer.style import AXIS, BACKGROUND, INK, MUTED, SMALL, colored, empty_figure, figure, heading
 
 NAMES = {"compute": "compute", "communication": "communication", "wait": "exposed wait", "hidden": "hidden"}
 COUNTS = ("scope", "early", "late", "delayed", "fallback", "bytes")
@@ -21,6 +21,8 @@ PAUSE = 10
 """Units that would have fitted into a pause, evaluation or checkpoint from which on it is cut short."""
 PLACES = {"compute": 0.32, "communication": 0.52, "wait": 0.72, "hidden": 0.92}
 """Middle of each kind's lane within the lane of a rank, which is 1 high; the unit numbers stand above."""
+_KEYS = {kind: colored(f"{'▨' if HATCHES[kind] else '■'} {name}", SPANS[kind]) for kind, name in NAMES.items()}
+LEGEND = "{compute}  {communication}<br>{wait}  {hidden}".format(**_KEYS)
 HOVER = (
     "<b>%{customdata[0]}</b>, unit %{customdata[1]}<br>%{customdata[2]:.3f} ms<br>scope %{customdata[3]:,d}<br>"
     "early %{customdata[4]:,d}, late %{customdata[5]:,d}<br>delayed %{customdata[6]:,d}, "
@@ -146,7 +148,7 @@ def _pauses(spans: Sequence[_Span]) -> list[_Pause]:
 
 def _trace(kind: str, columns: _Columns) -> dict[str, Any]:
     marker = {"color": SPANS[kind], "opacity": columns.opacity, "line": {"width": 0}}
-    pattern = {"shape": HATCHES[kind], "size": 5, "solidity": 0.35, "fillmode": "replace", "fgcolor": SPANS[kind]}
+    pattern = {"shape": HATCHES[kind], "size": 4, "solidity": 0.3, "fillmode": "overlay", "fgcolor": BACKGROUND}
     return {
         "type": "bar",
         "orientation": "h",
@@ -188,12 +190,7 @@ def _laid_out(traces: list[Any], lanes: list[str], end: float, pauses: list[tupl
         traces,
         84 + 80 + 46 * len(lanes),
         barmode="overlay",
-        showlegend=True,
-        legend={
-            "orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal",
-            "entrywidth": 0.48, "entrywidthmode": "fraction", "itemwidth": 30,
-        },
-        margin={"l": 50, "r": 12, "t": 46, "b": 36},
+        margin={"l": 50, "r": 12, "t": 40, "b": 36},
         xaxis=AXIS | {"range": [0, end], "ticksuffix": " ms", "nticks": 5},
         yaxis=AXIS | {
             "range": [len(lanes) + 0.05, 0], "tickvals": [lane + 0.6 for lane in range(len(lanes))],
@@ -203,5 +200,8 @@ def _laid_out(traces: list[Any], lanes: list[str], end: float, pauses: list[tupl
             *(between | {"y0": lane, "y1": lane} for lane in range(1, len(lanes))),
             *(cut | {"x0": moment, "x1": moment} for moment, _ in middles),
         ],
-        annotations=[note | {"x": moment, "text": f"{seconds:.1f} s idle"} for moment, seconds in middles],
+        annotations=[
+            heading(LEGEND, 1.0),
+            *(note | {"x": moment, "text": f"{seconds:.1f} s idle"} for moment, seconds in middles),
+        ],
     )  # fmt: skip

@@ -42,6 +42,11 @@ def test_both_matrices_of_groups_have_one_scale() -> None:
     )  # neighbours were predicted to be equal
 
 
+def test_rows_run_downward() -> None:
+    layout = group_conflict_figure(handmade_recording(units=6), "raw", range(5)).layout
+    assert layout.yaxis.range == layout.yaxis2.range == (4.5, -0.5) and layout.xaxis.range == (-0.5, 4.5)
+
+
 def test_numbers_stand_in_few_cells_only() -> None:
     recording = handmade_recording(units=9)
     assert group_conflict_figure(recording, "raw", range(8)).data[0].texttemplate
