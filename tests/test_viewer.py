@@ -10,15 +10,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from odin_nerfstudio.viewer.trace import read_trace
+
 BIN = Path(sys.executable).parent
 CHROMIUM = shutil.which("chromium")
+SHARES = 3
+"""The first of the tab's figures with curves over units; before it come the timeline and two matrices."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 
@@ -147,13 +151,105 @@ def test_viewer_after_the_end_of_training_on_two_ranks(demo_capture: Path, tmp_p
         assert tool.poll() is None
 
 
-def figures(page) -> dict[str, list[dict]]:
-    """The figures of the tab Odin by the title of their first axis or their place: what plotly was given to draw."""
+def figures(page) -> list[list[dict]]:
+    """What plotly was given to draw in the tab Odin: of each figure its traces, and of each trace its data."""
     script = "() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => JSON.stringify(plot.data))"
     return [json.loads(data) for data in page.evaluate(script)]
+
+
+def trace_of(page, name: str) -> dict[int, float]:
+    """A curve of the tab's figures over units, by its name."""
+    found = [trace for traces in figures(page)[SHARES:] for trace in traces if trace.get("name") == name]
+    return {int(unit): value for unit, value in zip(found[0]["x"], found[0]["y"], strict=True)} if found else {}
+
+
+def wait_until(page, what: str, condition: Callable[[], bool], seconds: float = 180) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
+        page.wait_for_timeout(500)
 
 
 def choose(page, label: str, option: str) -> None:
     """Picks an option of a dropdown of the control panel."""
     page.get_by_label(label, exact=True).first.click()
     page.get_by_role("option", name=option, exact=True).first.click()
+
+
+def open_tab(page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def photograph(page, folder: Path, name: str) -> None:
+    """Pictures at two sizes of a screen, for people to look at."""
+    for width, height in ((1920, 1080), (1280, 800)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(3000)
+        page.screenshot(path=folder / f"{name}-{width}x{height}.png")
+
+
+def test_the_tab_odin_on_two_ranks(shared_data: Callable[[str], Path], tmp_path: Path) -> None:
+    """The page follows the run, its controls act on it, and what it draws is what the trace says."""
+    port, fox = free_port(), shared_data("fox")
+    run = tmp_path / "outputs" / "fox" / "odin-splatfacto" / "run"
+    arguments = ("--max-num-iterations", "100000", "--vis", "viewer", "--viewer.websocket-port", str(port))
+    model = ("--pipeline.model.num-downscales", "0", "--experiment-name", "fox", "--timestamp", "run")
+    device = ("--nproc-per-node", "2", "--machine.device-type", "cpu")
+    parser = ("colmap", "--data", fox, "--colmap-path", "sparse/0", "--downscale-factor", "2")
+    training = ("odin-train", "odin-splatfacto", *device, *arguments, *model, *parser)
+    with serving(tmp_path, port, *training) as tool, page_at(port, tmp_path / "end.png") as page:
+        page.get_by_text("Pause Training").wait_for(timeout=120_000)
+        page.wait_for_timeout(3000)
+        page.mouse.move(400, 400)
+        for _ in range(3):  # away from the middle of the scene
+            page.mouse.wheel(0, 2000)
+            page.wait_for_timeout(300)
+        wait_for_render(page)
+
+        open_tab(page, "Odin")
+        wait_until(page, "units in the timeline", lambda: len(trace_of(page, "early")) > 3)
+        first = figures(page)[0]
+        wait_until(page, "another timeline", lambda: figures(page)[0] != first)
+        photograph(page, tmp_path, "timeline")
+
+        open_tab(page, "Control")
+        colours = picture(page)
+        choose(page, "Output type", "conflict")
+        wait_until(page, "another picture", lambda: abs(picture(page) - colours).mean() > 2)
+        photograph(page, tmp_path, "conflict")
+        choose(page, "Output type", "rgb")
+
+        page.get_by_text("Pause Training").click()
+        page.wait_for_timeout(90_000)  # in which the other rank waits
+        paused_at = shown_step(page)
+        page.get_by_text("Resume Training").click()
+        wait_until(page, "training after the pause", lambda: shown_step(page) > paused_at)
+
+        open_tab(page, "Odin")
+        early = trace_of(page, "early")
+        assert max(early.values()) > 0.05  # fox's views overlap much
+        choose(page, "Policy", "barrier")
+        wait_until(page, "barrier in force", lambda: list(trace_of(page, "early").values())[-1] == 0)
+
+        page.get_by_text("Pause Training").click()
+        shown: dict[int, float] = {}
+
+        def rests() -> bool:
+            nonlocal shown
+            before, shown = shown, trace_of(page, "early")
+            page.wait_for_timeout(15_000)
+            return bool(shown) and shown == before
+
+        wait_until(page, "the last figures", rests)
+        (run / "odin_trace.json").unlink(missing_ok=True)
+        page.get_by_text("Save trace").click()
+        wait_until(page, "the trace", (run / "odin_trace.json").exists)
+        recording = read_trace(run / "odin_trace.json")
+        steps = recording.steps()
+        assert steps == list(range(steps[-1] + 1))  # nothing was lost in the pause
+        assert shown.keys() <= set(steps) and max(shown) == steps[-1]
+        assert shown == pytest.approx({step: recording.unit(step).early_share for step in shown})
+        hidden = trace_of(page, "hidden")
+        assert hidden == pytest.approx({step: recording.unit(step).hidden for step in hidden})
+        page.get_by_text("Resume Training").click()
+        assert tool.poll() is None

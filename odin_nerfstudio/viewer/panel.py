@@ -38,9 +38,6 @@ UNITS, MAX_UNITS = 8, 60
 CURVE = 240
 """Units that the curves show."""
 LABELS = {kind.upper() if kind != "delayed" else kind: kind for kind in KINDS}
-NARROW = "<style>{'.mantine-ScrollArea-viewport > div { display: block !important; }'}</style>"
-"""A figure in a tab that is not shown yet is drawn 700 pixels wide, and the panel's content, a table, grows with it for
-good. As a block it keeps to the panel's width, and the figures to it."""
 FINISHED = "This run is not training: there is nothing to control."
 
 _log = logging.getLogger(__name__)
@@ -78,7 +75,6 @@ class OdinPanel(ViewerControl):
 
     def _add_elements(self, server: viser.ViserServer) -> None:
         gui, controls = server.gui, self._monitor.controls
-        gui.add_markdown(NARROW)
         self._status = _Text(gui)
         with gui.add_folder("Timeline"):
             self._timeline = _Plot(gui)

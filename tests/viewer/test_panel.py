@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from odin_nerfstudio.viewer.controls import Controls
 from odin_nerfstudio.viewer.monitor import Monitor
 from odin_nerfstudio.viewer.panel import FINISHED, OdinPanel
 from odin_nerfstudio.viewer.recording import Recording
+from odin_nerfstudio.viewer.trace import write_trace
 
 CLIENT = 7
 
@@ -159,25 +159,17 @@ def test_controls_follow_the_run_without_asking(install: Callable[[Monitor], Odi
 
 
 def test_a_finished_run_shows_its_trace_and_has_no_controls(
-    install: Callable[[Monitor], OdinPanel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Callable[[Monitor], OdinPanel], tmp_path: Path
 ) -> None:
-    trace = ModuleType("odin_nerfstudio.viewer.trace")
-    paths: list[Path] = []
-    trace.read_trace = lambda path: paths.append(path) or handmade_recording(units=4)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, trace.__name__, trace)
+    write_trace(handmade_recording(units=4), tmp_path / "odin_trace.json")
     panel = install(Monitor(handmade_recording(units=0), Controls()))
     panel._refresh()
-    assert paths == [tmp_path / "odin_trace.json"] and shown_units(panel) == [0, 1, 2, 3]
+    assert shown_units(panel) == [0, 1, 2, 3]
     assert all(handle.disabled for handle in panel._controls.values())
     assert panel._note._handle.content == FINISHED
 
 
-def test_a_finished_run_without_a_trace_says_so(
-    install: Callable[[Monitor], OdinPanel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = ModuleType("odin_nerfstudio.viewer.trace")
-    trace.read_trace = Path.read_text  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, trace.__name__, trace)
+def test_a_finished_run_without_a_trace_says_so(install: Callable[[Monitor], OdinPanel]) -> None:
     panel = install(Monitor(handmade_recording(units=0), Controls()))
     assert "odin_trace.json" in panel._status._handle.content
 
