@@ -140,7 +140,7 @@ class Drawing:
             if self._shards.value:
                 wanted |= self._boxes("shards", sketch.shards, 3.0)
             if self._cameras.value:
-                wanted |= self._turns(sketch, step, sight, 0.02 * size)
+                wanted |= self._turns(sketch, step, sight, 0.015 * size)
             if self._edges.value:
                 wanted |= self._graph(sketch)
         self._show(wanted)
