@@ -127,6 +127,7 @@ def _color_axis(largest: float, tick_format: str) -> dict[str, Any]:
 def _categories(labels: list[str], title: str = "", downward: bool = False) -> dict[str, Any]:
     # An explicit range, since viser has plotly keep ranges that it chose for the figure before.
     ends = [-0.5, len(labels) - 0.5]
-    ticks = {"tickangle": 0, "dtick": -(-len(labels) // 8)}
+    fitting = 8 if len(labels[-1]) < 3 else 5
+    ticks = {"tickangle": 0, "dtick": -(-len(labels) // fitting)}
     named = {"title": AXIS["title"] | {"text": title}, "showgrid": False}
     return AXIS | named | ticks | {"type": "category", "range": ends[::-1] if downward else ends}

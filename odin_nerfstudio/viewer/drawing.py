@@ -13,11 +13,10 @@ from nerfstudio.viewer.viewer import VISER_NERFSTUDIO_SCALE_RATIO
 from numpy.typing import NDArray
 
 from odin_nerfstudio.viewer.colors import heat, rank_color
+from odin_nerfstudio.viewer.lines import lines_glb
 from odin_nerfstudio.viewer.monitor import Sketch
 
 MAX_EDGES = 5_000
-BANDS = 4
-"""Colours of edges: each is one object in the scene."""
 MARGIN = 0.05
 """Of the scene's extent, around it."""
 NO_TURN = (0.45, 0.45, 0.45)
@@ -141,7 +140,7 @@ class Drawing:
             if self._shards.value:
                 wanted |= self._boxes("shards", sketch.shards, 3.0)
             if self._cameras.value:
-                wanted |= self._turns(sketch, step, sight, 0.02 * size)
+                wanted |= self._turns(sketch, step, sight, 0.015 * size)
             if self._edges.value:
                 wanted |= self._graph(sketch)
         self._show(wanted)
@@ -170,18 +169,10 @@ class Drawing:
             threshold = self._threshold.value
             self._graph_of = sketch.rlg, threshold, *strongest_edges(sketch.rlg, threshold)
         *_, edges, weights = self._graph_of
-        bands = np.clip((weights * BANDS).astype(int), 0, BANDS - 1)
-        colors = heat((torch.arange(BANDS) + 1) / BANDS).tolist()
-        drawn = {}
-        for band in np.unique(bands):
-            # viser has no object of many lines; the wireframe of flat triangles (a, b, b) is one.
-            faces = edges[bands == band][:, [0, 1, 1]]
-            lines = {"faces": faces, "color": tuple(colors[band]), "wireframe": True, "opacity": 0.8}
-            drawn[f"{ROOT}/rlg/band_{band}"] = (
-                self._scene.add_mesh_simple,
-                {"vertices": _scaled(sketch.cameras), **lines},
-            )
-        return drawn
+        if not len(edges):
+            return {}
+        glb = lines_glb(_scaled(sketch.cameras)[edges], heat(torch.from_numpy(weights)).numpy())
+        return {f"{ROOT}/rlg": (self._scene.add_glb, {"glb_data": glb})}
 
     def _show(self, wanted: dict[str, tuple[Callable[..., Any], dict[str, Any]]]) -> None:
         """Sends objects that have changed, and removes those that are not wanted any more."""

@@ -188,7 +188,7 @@ def _laid_out(traces: list[Any], lanes: list[str], end: float, pauses: list[tupl
     middles = [(moment + (pause.idle - pause.cut) / 2e6, pause.idle / 1e9) for moment, pause in pauses]
     return figure(
         traces,
-        84 + 80 + 46 * len(lanes),
+        134 + 46 * len(lanes),
         barmode="overlay",
         margin={"l": 50, "r": 12, "t": 40, "b": 36},
         xaxis=AXIS | {"range": [0, end], "ticksuffix": " ms", "nticks": 5},

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+import trimesh
 import viser
 from nerfstudio.viewer.viewer import VISER_NERFSTUDIO_SCALE_RATIO
 from viser import _messages as messages
@@ -44,6 +47,15 @@ def sent(server: viser.ViserServer, kind: type) -> dict[str, object]:
     """By name, the objects that a browser that joins now would get."""
     pending = server._websock_server._broadcast_buffer.message_from_id.values()
     return {message.name: message for message in pending if isinstance(message, kind)}
+
+
+def edge_ends(message: Any) -> set[tuple[int, ...]]:
+    """The pairs of cameras between which an object has lines, as trimesh reads it."""
+    (path,) = trimesh.load(BytesIO(message.glb_data), file_type="glb").geometry.values()
+    (lines,) = (path.vertices[entity.points].reshape(-1, 2, 3) for entity in path.entities)
+    distances = np.linalg.norm(lines[:, :, None] / VISER_NERFSTUDIO_SCALE_RATIO - CAMERAS, axis=-1)
+    assert distances.min(axis=-1).max() < 1e-6
+    return set(map(tuple, np.sort(distances.argmin(axis=-1), axis=1).tolist()))
 
 
 def test_infinite_sides_end_where_the_scene_does() -> None:
@@ -99,15 +111,13 @@ def test_toggles_draw_and_remove(server: viser.ViserServer) -> None:
     expected = [*heat(torch.tensor([0, 0.5, 1])).tolist(), list(NO_TURN)]
     np.testing.assert_allclose(cameras.colors, np.array(expected) * 255, atol=1)
 
-    lines = sent(server, messages.MeshMessage)
-    drawn = {tuple(face) for mesh in lines.values() for face in mesh.faces.reshape(-1, 3).tolist()}
-    assert drawn == {(0, 1, 1), (1, 3, 3), (0, 2, 2)} and len(lines) == 3
+    assert edge_ends(sent(server, messages.GlbMessage)["/odin/rlg"]) == {(0, 2), (0, 1), (1, 3)}
 
     drawing._shards.value = False
     drawing._threshold.value = 0.5
     drawing.update(step=4, sight=1)
-    assert set(sent(server, messages.RemoveSceneNodeMessage)) >= {"/odin/shards/rank_0"}
-    assert len(sent(server, messages.RemoveSceneNodeMessage)) == 2  # and the band of the weak edge
+    assert set(sent(server, messages.RemoveSceneNodeMessage)) == {"/odin/shards/rank_0"}
+    assert edge_ends(sent(server, messages.GlbMessage)["/odin/rlg"]) == {(0, 1), (1, 3)}
 
 
 def test_what_has_not_changed_is_not_sent_again(server: viser.ViserServer) -> None:
