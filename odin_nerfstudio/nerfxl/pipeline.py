@@ -20,6 +20,7 @@ from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.viewer.controls import Controls
 from odin_nerfstudio.viewer.monitor import Monitor
 from odin_nerfstudio.viewer.recording import Recording
+from odin_nerfstudio.viewer.tile_panel import TilePanel
 
 GIB = 1 << 30
 SHOW_COST = 20
@@ -84,6 +85,8 @@ class NerfXLPipeline(VanillaPipeline):
         timelines[self.world.rank] = self.timeline
         self.monitor = Monitor(Recording(timelines), Controls())
         """What rank 0 knows of the run."""
+        self.panel = TilePanel(self.monitor, lambda: self.model.tiles.core.cpu().double().numpy())
+        """The viewer's tab; nerfstudio finds it here."""
         self._next_show = 0.0
 
     def shared_parameters(self) -> list[torch.nn.Parameter]:
@@ -102,6 +105,9 @@ class NerfXLPipeline(VanillaPipeline):
             On rank 0, the steps that are known in full since the last meeting; nothing on the others.
         """
         begin = time.monotonic()
+        wish = self.world.broadcast_object(self.monitor.take_wish())
+        if wish is not None:
+            self.monitor.controls, self.timeline.recording = wish, wish.recording
         if self.world.broadcast_object(show and begin >= self._next_show):
             self._show()
             self._next_show = time.monotonic() + SHOW_COST * (time.monotonic() - begin)

@@ -31,7 +31,7 @@ from odin_nerfstudio.splat.runner import UnitRunner
 from odin_nerfstudio.viewer.controls import Controls, PolicyName
 from odin_nerfstudio.viewer.heatmap import History
 from odin_nerfstudio.viewer.monitor import Monitor, Sketch
-from odin_nerfstudio.viewer.panel import OdinPanel
+from odin_nerfstudio.viewer.odin_panel import OdinPanel
 from odin_nerfstudio.viewer.recording import Recording
 
 

@@ -23,6 +23,8 @@ NO_TURN = (0.45, 0.45, 0.45)
 """Of cameras whose turn is not within sight."""
 ROOT = "/odin"
 Array = NDArray[np.float64]
+Wanted = dict[str, tuple[str, dict[str, Any]]]
+"""By name in the scene, the method of viser's scene that adds an object, and its arguments."""
 
 # The corners of a box (bit k of the number: the upper side along axis k) in one stroke that draws all twelve edges.
 _STROKE = (0, 1, 3, 2, 0, 4, 5, 1, 5, 7, 3, 7, 6, 2, 6, 4)
@@ -102,6 +104,49 @@ def strongest_edges(rlg: sp.csr_array, threshold: float) -> tuple[NDArray[np.int
     return np.stack([upper.row[chosen], upper.col[chosen]], axis=1).astype(np.int64), upper.data[chosen]
 
 
+def boxes(name: str, corners: Array, width: float) -> Wanted:
+    """The edges of boxes, in the colours of ranks.
+
+    Args:
+        name: of the objects together.
+        corners: (K, 2, 3) in the model's coordinates; boxes that are not finite are left out.
+        width: of the lines, pixels.
+    """
+    # Without tension the curve's parts are straight.
+    shape = {"curve_type": "catmullrom", "tension": 0.0, "line_width": width, "segments": len(_STROKE) - 1}
+    return {
+        f"{ROOT}/{name}/{number}": (
+            "add_spline_catmull_rom",
+            {"positions": _scaled(stroke(box)), "color": rank_color(number), **shape},
+        )
+        for number, box in enumerate(corners)
+        if np.isfinite(box).all()
+    }
+
+
+class Drawn:
+    """Objects in viser's scene, which are sent when they have changed."""
+
+    def __init__(self, scene: viser.SceneApi) -> None:
+        self._scene = scene
+        self._handles: dict[str, Any] = {}
+        self._contents: dict[str, bytes] = {}
+
+    def show(self, wanted: Wanted) -> None:
+        """Sends objects that are new or have changed, and removes those that are not wanted any more."""
+        for name in set(self._handles) - set(wanted):
+            self._handles.pop(name).remove()
+            del self._contents[name]
+        for name, (method, arguments) in wanted.items():
+            content = b"".join(
+                value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+                for value in arguments.values()
+            )
+            if self._contents.get(name) != content:
+                self._handles[name] = getattr(self._scene, method)(name, **arguments)
+                self._contents[name] = content
+
+
 class Drawing:
     """Toggles, and what they draw; nothing is asked of the run while all are off.
 
@@ -112,7 +157,6 @@ class Drawing:
     """
 
     def __init__(self, server: viser.ViserServer, sketch: Callable[[], Sketch], changed: Callable[[], None]) -> None:
-        self._scene = server.scene
         self._sketch = sketch
         gui = server.gui
         self._cells = gui.add_checkbox("Cells", False, hint="The part of space that each rank owns.")
@@ -125,46 +169,33 @@ class Drawing:
         for handle in (self._cells, self._shards, self._cameras, self._edges, self._threshold):
             handle.on_update(lambda _: changed())
         self._graph_of: tuple[sp.csr_array, float, NDArray[np.int64], Array] | None = None
-        self._drawn: dict[str, Any] = {}
-        self._contents: dict[str, bytes] = {}
+        self._drawn = Drawn(server.scene)
 
     def update(self, step: int, sight: int) -> None:
         """Draws what is switched on, as at unit ``step``, turns ``sight`` units around it, and removes the rest."""
-        wanted: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
+        wanted: Wanted = {}
         if any(toggle.value for toggle in (self._cells, self._shards, self._cameras, self._edges)):
             sketch = self._sketch()
             size = _extent(sketch.cameras)
             if self._cells.value:
                 inside = np.concatenate([sketch.cameras, sketch.shards.reshape(-1, 3)])
-                wanted |= self._boxes("cells", clip_boxes(sketch.cells, inside), 1.5)
+                wanted |= boxes("cells", clip_boxes(sketch.cells, inside), 1.5)
             if self._shards.value:
-                wanted |= self._boxes("shards", sketch.shards, 3.0)
+                wanted |= boxes("shards", sketch.shards, 3.0)
             if self._cameras.value:
                 wanted |= self._turns(sketch, step, sight, 0.015 * size)
             if self._edges.value:
                 wanted |= self._graph(sketch)
-        self._show(wanted)
+        self._drawn.show(wanted)
 
-    def _boxes(self, name: str, boxes: Array, width: float) -> dict[str, Any]:
-        # Without tension the curve's parts are straight.
-        shape = {"curve_type": "catmullrom", "tension": 0.0, "line_width": width}
-        return {
-            f"{ROOT}/{name}/rank_{rank}": (
-                self._scene.add_spline_catmull_rom,
-                {"positions": _scaled(stroke(box)), "color": rank_color(rank), "segments": len(_STROKE) - 1, **shape},
-            )
-            for rank, box in enumerate(boxes)
-            if np.isfinite(box).all()
-        }
-
-    def _turns(self, sketch: Sketch, step: int, sight: int, size: float) -> dict[str, Any]:
+    def _turns(self, sketch: Sketch, step: int, sight: int, size: float) -> Wanted:
         until = turns(len(sketch.cameras), sketch.group_of, step, sight)
         colors = heat(torch.from_numpy(until / (2 * sight) + 0.5)).numpy()
         colors[np.isnan(until)] = NO_TURN
         points = {"points": _scaled(sketch.cameras), "colors": colors, "point_size": size, "point_shape": "circle"}
-        return {f"{ROOT}/cameras": (self._scene.add_point_cloud, points)}
+        return {f"{ROOT}/cameras": ("add_point_cloud", points)}
 
-    def _graph(self, sketch: Sketch) -> dict[str, Any]:
+    def _graph(self, sketch: Sketch) -> Wanted:
         if self._graph_of is None or self._graph_of[0] is not sketch.rlg or self._graph_of[1] != self._threshold.value:
             threshold = self._threshold.value
             self._graph_of = sketch.rlg, threshold, *strongest_edges(sketch.rlg, threshold)
@@ -172,21 +203,7 @@ class Drawing:
         if not len(edges):
             return {}
         glb = lines_glb(_scaled(sketch.cameras)[edges], heat(torch.from_numpy(weights)).numpy())
-        return {f"{ROOT}/rlg": (self._scene.add_glb, {"glb_data": glb})}
-
-    def _show(self, wanted: dict[str, tuple[Callable[..., Any], dict[str, Any]]]) -> None:
-        """Sends objects that have changed, and removes those that are not wanted any more."""
-        for name in set(self._drawn) - set(wanted):
-            self._drawn.pop(name).remove()
-            del self._contents[name]
-        for name, (add, arguments) in wanted.items():
-            content = b"".join(
-                value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
-                for value in arguments.values()
-            )
-            if self._contents.get(name) != content:
-                self._drawn[name] = add(name, **arguments)
-                self._contents[name] = content
+        return {f"{ROOT}/rlg": ("add_glb", {"glb_data": glb})}
 
 
 def _scaled(points: Array) -> Array:

@@ -1,30 +1,25 @@
-"""The tab "Odin" in nerfstudio's viewer: what the ranks do, where they meet, and controls that act on the run."""
+"""The tab "Odin" in nerfstudio's viewer, and what it has for every method: what the ranks did when."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 import viser
 from nerfstudio.viewer.viewer_elements import ViewerControl
 
 from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.shadow.contention import KINDS
-from odin_nerfstudio.viewer.conflict_plot import group_conflict_figure, rank_conflict_figure
-from odin_nerfstudio.viewer.controls import PolicyName
-from odin_nerfstudio.viewer.drawing import Drawing
 from odin_nerfstudio.viewer.monitor import Monitor
 from odin_nerfstudio.viewer.recording import Recording
-from odin_nerfstudio.viewer.shares_plot import load_figure, shares_figure
-from odin_nerfstudio.viewer.style import aspect, empty_figure
 from odin_nerfstudio.viewer.timeline_plot import timeline_figure
 from odin_nerfstudio.viewer.trace import FILE_NAME, read_trace
+from odin_nerfstudio.viewer.widgets import Plot, Text
 
 if TYPE_CHECKING:
     from nerfstudio.viewer.viewer import Viewer
@@ -36,14 +31,13 @@ COST = 50
 UNITS, MAX_UNITS = 8, 60
 """That the timeline shows at first, and at most."""
 CURVE = 240
-"""Units that the curves show."""
-LABELS = {kind.upper() if kind != "delayed" else kind: kind for kind in KINDS}
+"""Units that curves show."""
 FINISHED = "This run is not training: there is nothing to control."
 
 _log = logging.getLogger(__name__)
 
 
-class OdinPanel(ViewerControl):
+class Panel(ViewerControl, ABC):
     """A tab beside nerfstudio's own. One daemon thread draws it while somebody looks.
 
     That thread reads the monitor and sends messages to the browser. It takes no lock of the run, calls no collective,
@@ -69,48 +63,55 @@ class OdinPanel(ViewerControl):
         self._trace_path = viewer.log_filename.parent / FILE_NAME
         server = viewer.viser_server
         with server.atomic(), _tab_group(server.gui).add_tab("Odin"):
-            self._add_elements(server)
+            self._add_timeline(server.gui)
+            self._add_sections(server)
+            with server.gui.add_folder("This run"):
+                self._add_controls(server.gui)
+            with server.gui.add_folder("In the scene"):
+                self._add_toggles(server)
         server.on_client_connect(lambda _: self._wake.set())
         threading.Thread(target=self._watch, name="odin panel", daemon=True).start()
 
-    def _add_elements(self, server: viser.ViserServer) -> None:
-        gui, controls = server.gui, self._monitor.controls
-        self._status = _Text(gui)
+    def _add_timeline(self, gui: viser.GuiApi) -> None:
+        self._status = Text(gui)
         with gui.add_folder("Timeline"):
-            self._timeline = _Plot(gui)
+            self._timeline = Plot(gui)
             self._units = gui.add_slider("Units shown", 1, MAX_UNITS, 1, UNITS)
             self._freeze = gui.add_checkbox("Freeze", False, hint="Keep what is recorded now, for a closer look.")
             self._steps = {
                 1: gui.add_button("Step back", disabled=True, icon=viser.Icon.PLAYER_SKIP_BACK),
                 -1: gui.add_button("Step forward", disabled=True, icon=viser.Icon.PLAYER_SKIP_FORWARD),
             }
-        with gui.add_folder("Conflicts"):
-            self._kind = gui.add_dropdown("Kind", tuple(LABELS))
-            self._ranks, self._groups = _Plot(gui), _Plot(gui)
-        with gui.add_folder("Shares and load"):
-            self._shares, self._load = _Plot(gui), _Plot(gui)
-        with gui.add_folder("This run"):
-            self._note = _Text(gui)
-            self._controls = {
-                "policy": gui.add_dropdown("Policy", get_args(PolicyName), initial_value=controls.policy),
-                "delay_ratio": gui.add_slider("Delay ratio", 0.0, 1.0, 0.01, controls.delay_ratio),
-                "window": gui.add_slider("Window", 1, max(64, controls.window), 1, controls.window),
-                "recording": gui.add_checkbox("Recording", controls.recording),
-            }
-            self._save = gui.add_button("Save trace", icon=viser.Icon.DEVICE_FLOPPY)
-            self._saved = _Text(gui)
-        with gui.add_folder("In the scene"):
-            sketch = self._monitor.sketch
-            self._drawing = None if sketch is None else Drawing(server, sketch, self._wake.set)
-            if sketch is None:
-                gui.add_markdown("This run has no geometry to draw.")
-        for handle in (self._units, self._freeze, self._kind):
-            handle.on_update(lambda _: self._wake.set())
+        self._wake_on(self._units, self._freeze)
         for units, button in self._steps.items():
             button.on_click(partial(self._step, units))
-        self._save.on_click(self._ask_to_save)
+
+    @abstractmethod
+    def _add_sections(self, server: viser.ViserServer) -> None:
+        """Adds the folders of a method between the timeline and the controls."""
+
+    def _add_controls(self, gui: viser.GuiApi) -> None:
+        """Adds what acts on the run; ``_controls`` has them by field of :class:`~.controls.Controls`."""
+        self._note = Text(gui)
+        self._controls: dict[str, Any] = {"recording": gui.add_checkbox("Recording", self._monitor.controls.recording)}
+        self._controls |= self._method_controls(gui)
         for name, handle in self._controls.items():
             handle.on_update(partial(self._ask, name))
+        self._save = gui.add_button("Save trace", icon=viser.Icon.DEVICE_FLOPPY)
+        self._save.on_click(self._ask_to_save)
+        self._saved = Text(gui)
+
+    def _method_controls(self, gui: viser.GuiApi) -> dict[str, Any]:
+        """Adds the controls of a method, by field of :class:`~.controls.Controls`."""
+        return {}
+
+    @abstractmethod
+    def _add_toggles(self, server: viser.ViserServer) -> None:
+        """Adds what can be drawn into the scene."""
+
+    def _wake_on(self, *handles: Any) -> None:
+        for handle in handles:
+            handle.on_update(lambda _: self._wake.set())
 
     # --------------------------------------------------------------------------------------- from the browser
 
@@ -151,17 +152,14 @@ class OdinPanel(ViewerControl):
             button.disabled = self._frozen is None
         self._back = max(0, min(self._back, len(steps) - 1))
         steps = steps[: len(steps) - self._back]
-        shown, window = steps[-self._units.value :], steps[-self._monitor.controls.window :]
-        kind, curve = LABELS[self._kind.value], steps[-CURVE:]
+        shown = steps[-self._units.value :]
         self._status.show(self._summary(recording, shown))
-        source = id(recording)
-        self._timeline.show((source, *shown), lambda: timeline_figure(recording, shown))
-        self._ranks.show((source, kind, *window), lambda: rank_conflict_figure(recording, kind, window))
-        self._groups.show((source, kind, *window), lambda: group_conflict_figure(recording, kind, window))
-        self._shares.show((source, *curve), lambda: shares_figure(recording, curve))
-        self._load.show((source, *curve), lambda: load_figure(recording, curve))
-        if self._drawing is not None:
-            self._drawing.update(steps[-1] if steps else 0, self._units.value)
+        self._timeline.show((id(recording), *shown), lambda: timeline_figure(recording, shown))
+        self._show_sections(recording, steps)
+
+    @abstractmethod
+    def _show_sections(self, recording: Recording, steps: Sequence[int]) -> None:
+        """Brings the folders of a method up to date, as after the last of some units."""
 
     def _recording(self) -> Recording:
         """What is to be seen: frozen, live, or from the file of a finished run."""
@@ -183,7 +181,7 @@ class OdinPanel(ViewerControl):
         except UserError:
             return None
 
-    def _summary(self, recording: Recording, steps: list[int]) -> str:
+    def _summary(self, recording: Recording, steps: Sequence[int]) -> str:
         """One line on the units that the timeline shows."""
         if not steps:
             if self._monitor.is_training:
@@ -191,10 +189,12 @@ class OdinPanel(ViewerControl):
             return f"Nothing was recorded: the run's folder has no readable {FILE_NAME}."
         units = [recording.unit(step) for step in steps]
         hidden, wait = np.mean([unit.hidden for unit in units]), np.mean([unit.wait for unit in units])
-        line = (
-            f"**Unit {steps[-1]}** · {self._monitor.controls.policy} · {hidden:.0%} hidden · {1e3 * wait:.2f} ms waited"
-        )
-        return line + (" · frozen" if self._frozen is not None else "")
+        said = [f"**Unit {steps[-1]}**", *self._in_force(), f"{hidden:.0%} hidden", f"{1e3 * wait:.2f} ms waited"]
+        return " · ".join([*said, "frozen"] if self._frozen is not None else said)
+
+    def _in_force(self) -> list[str]:
+        """What the summary says of the controls."""
+        return []
 
     def _show_controls(self) -> None:
         """Lets the elements say what is in force, unless a wish is under way."""
@@ -212,38 +212,6 @@ class OdinPanel(ViewerControl):
                 self._saved.show(f"Saved as `{monitor.save_trace()}`.")
             except (UserError, OSError) as error:
                 self._saved.show(f"Not saved: {error}")
-
-
-class _Plot:
-    """A figure in the panel."""
-
-    def __init__(self, gui: viser.GuiApi) -> None:
-        figure = empty_figure("no unit recorded yet")
-        self._handle = gui.add_plotly(figure, aspect(figure))
-        self._aspect = aspect(figure)
-        self._key: Hashable = None
-
-    def show(self, key: Hashable, draw: Callable[[], go.Figure]) -> None:
-        """Draws and sends the figure if it is not the one of this key already."""
-        if key == self._key:
-            return
-        figure = draw()
-        self._handle.figure = figure
-        if aspect(figure) != self._aspect:
-            self._handle.aspect = self._aspect = aspect(figure)
-        self._key = key
-
-
-class _Text:
-    """A line of markdown in the panel."""
-
-    def __init__(self, gui: viser.GuiApi) -> None:
-        self._handle = gui.add_markdown("")
-
-    def show(self, text: str) -> None:
-        """Sends the text if it is another one."""
-        if text != self._handle.content:
-            self._handle.content = text
 
 
 def _tab_group(gui: viser.GuiApi) -> Any:

@@ -100,11 +100,11 @@ def test_toggles_draw_and_remove(server: viser.ViserServer) -> None:
     drawing.update(step=4, sight=1)
 
     boxes = sent(server, messages.CatmullRomSplineMessage)
-    assert set(boxes) == {"/odin/cells/rank_0", "/odin/cells/rank_1", "/odin/shards/rank_0"}
-    corners = np.array(boxes["/odin/shards/rank_0"].positions)
+    assert set(boxes) == {"/odin/cells/0", "/odin/cells/1", "/odin/shards/0"}
+    corners = np.array(boxes["/odin/shards/0"].positions)
     np.testing.assert_allclose([corners.min(0), corners.max(0)], sketch().shards[0] * VISER_NERFSTUDIO_SCALE_RATIO)
     red, green, blue = (int(255 * value) for value in rank_color(1))
-    assert boxes["/odin/cells/rank_1"].color == red << 16 | green << 8 | blue
+    assert boxes["/odin/cells/1"].color == red << 16 | green << 8 | blue
 
     cameras = sent(server, messages.PointCloudMessage)["/odin/cameras"]
     np.testing.assert_allclose(cameras.points, CAMERAS * VISER_NERFSTUDIO_SCALE_RATIO)
@@ -116,7 +116,7 @@ def test_toggles_draw_and_remove(server: viser.ViserServer) -> None:
     drawing._shards.value = False
     drawing._threshold.value = 0.5
     drawing.update(step=4, sight=1)
-    assert set(sent(server, messages.RemoveSceneNodeMessage)) == {"/odin/shards/rank_0"}
+    assert set(sent(server, messages.RemoveSceneNodeMessage)) == {"/odin/shards/0"}
     assert edge_ends(sent(server, messages.GlbMessage)["/odin/rlg"]) == {(0, 1), (1, 3)}
 
 

@@ -17,7 +17,8 @@ from viser import _messages as messages
 
 from odin_nerfstudio.viewer.controls import Controls
 from odin_nerfstudio.viewer.monitor import Monitor
-from odin_nerfstudio.viewer.panel import FINISHED, OdinPanel
+from odin_nerfstudio.viewer.odin_panel import OdinPanel
+from odin_nerfstudio.viewer.panel import FINISHED
 from odin_nerfstudio.viewer.recording import Recording
 from odin_nerfstudio.viewer.trace import write_trace
 
