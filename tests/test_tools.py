@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_ns_eval_reports_metrics_offline(trained: Path, tmp_path: Path) -> None:
 
 def test_ns_render_dataset(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "renders"
-    names = ("--rendered-output-names", "rgb", "depth", "gt-rgb")
+    names = ("--rendered-output-names", "rgb", "depth", "gt-rgb", "conflict", "staleness", "version", "owner")
     split = ("--split", "train+test", "--output-path", output, *names)
     run("ns-render", "dataset", "--load-config", trained / "config.yml", *split, cwd=home(trained))
     for part in ("train", "test"):
@@ -89,6 +90,10 @@ def test_ns_render_dataset(trained: Path, tmp_path: Path) -> None:
         first, expected = (np.asarray(Image.open(paths[0]).convert("RGB"), float) for paths in (rgb, truth))
         assert first.shape == expected.shape
         assert np.abs(first - expected).mean() < 60
+        heatmaps = [sorted((output / part / name).iterdir()) for name in ("conflict", "staleness", "version", "owner")]
+        assert all(len(pictures) == len(rgb) for pictures in heatmaps)
+        painted = [np.asarray(Image.open(pictures[0]).convert("RGB"), float) for pictures in heatmaps]
+        assert all(np.abs(a - b).mean() > 1 for a, b in combinations([first, *painted], 2))
 
 
 def test_ns_render_interpolate(trained: Path, tmp_path: Path) -> None:

@@ -253,3 +253,34 @@ def test_the_tab_odin_on_two_ranks(shared_data: Callable[[str], Path], tmp_path:
         assert hidden == pytest.approx({step: recording.unit(step).hidden for step in hidden})
         page.get_by_text("Resume Training").click()
         assert tool.poll() is None
+
+
+def test_the_tab_of_nerfxl_on_two_ranks(demo_capture: Path, tmp_path: Path) -> None:
+    """Each rank has a tile; the page shows what both cost, and rank 0's viewer shows both."""
+    port = free_port()
+    arguments = ("--max-num-iterations", "100000", "--vis", "viewer", "--viewer.websocket-port", str(port))
+    sizes = ("--pipeline.model.log2-table-size", "12", "--pipeline.model.samples-per-ray", "48")
+    rays = ("--pipeline.datamanager.train-num-rays-per-batch", "256", "--machine.device-type", "cpu")
+    parser = ("colmap", "--data", demo_capture, "--colmap-path", "sparse/0", "--downscale-factor", "1")
+    training = ("odin-train", "nerfxl", "--nproc-per-node", "2", *arguments, *sizes, *rays, *parser)
+    with serving(tmp_path, port, *training) as tool, page_at(port, tmp_path / "end.png") as page:
+        open_tab(page, "Odin")
+
+        def samples(tile: int) -> list[float]:
+            curves = [trace for traces in figures(page)[1:] for trace in traces if trace.get("name") == f"tile {tile}"]
+            return curves[0]["y"] if curves else []
+
+        wait_until(page, "samples of both tiles", lambda: len(samples(0)) > 3 and len(samples(1)) > 3)
+        assert min(samples(0)) >= 0 and max(samples(1)) > 0
+        page.get_by_text("Tiles", exact=True).click()
+        photograph(page, tmp_path, "tiles")
+        open_tab(page, "Control")
+        choose(page, "Output type", "tile")
+
+        def two_colours() -> bool:  # of the tiles, which are as far from each other as hues can be
+            shown = picture(page)[::4, ::4].reshape(-1, 3)
+            strong = shown[shown.max(1) - shown.min(1) > 60]
+            return len(set(strong.argmax(1))) > 1
+
+        wait_until(page, "the tiles of both ranks", two_colours)
+        assert tool.poll() is None

@@ -109,6 +109,17 @@ class RankTrainer(Trainer, ABC):
         with exit_with_sentence():
             self._resumed = self._read_checkpoint()
             super().setup(test_mode)
+        self._tell_port()
+
+    def _tell_port(self) -> None:
+        """viser takes the next port when the one it was asked for is taken, and nerfstudio does not notice."""
+        wanted, viewer = self.config.viewer.websocket_port, self.viewer_state
+        if viewer is None or wanted is None:
+            return
+        port = viewer.viser_server.get_port()
+        if port != wanted:
+            host = self.config.viewer.websocket_host
+            CONSOLE.print(f"Port {wanted} is taken: the viewer is at http://{host}:{port}", style="bold yellow")
 
     def setup_optimizers(self) -> Optimizers:
         """nerfstudio calls this once the pipeline stands: the moment from which the run exists on disk."""
