@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from odin_nerfstudio.cpu.jit import jit
 
 _WORD = 64
 
@@ -69,6 +72,28 @@ class Bitmap:
 
 def count_bits(words: Tensor) -> Tensor:
     """(..., W) int64 → (...,) int64: how many bits are set, without waiting for the device."""
+    if words.device.type != "cpu":
+        return _count_bits(words)
+    sets = words.reshape(math.prod(words.shape[:-1]), words.shape[-1])
+    return torch.from_numpy(_count(sets.numpy().view(np.uint64))).view(words.shape[:-1])
+
+
+@jit
+def _count(words):
+    """(K, W) uint64 → (K,) int64. Compilers know this for what it is and use the processor's own counting."""
+    counts = np.zeros(words.shape[0], np.int64)
+    for row in range(words.shape[0]):
+        for word in range(words.shape[1]):
+            x = words[row, word]
+            x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
+            x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
+            x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+            counts[row] += np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
+    return counts
+
+
+def _count_bits(words: Tensor) -> Tensor:
+    """Torch twin of :func:`_count`."""
     # Neighbouring fields of 1, 2 and 4 bits are added inside each word, then its eight bytes by a multiplication.
     # The shifts copy the sign, which the masks remove.
     x = words

@@ -62,26 +62,31 @@ class Conflicts:
         return Conflicts(ranks, {**other.groups, **groups})
 
 
-@dataclass
-class _Watched:
-    """One unit, as sets of rows."""
+@dataclass(frozen=True)
+class _Open:
+    """A unit in flight, as packed sets of rows."""
 
-    step: int
     scope: Tensor
     """(W,) words of a bitmap."""
+    stale: Tensor
+    """(W,) what was read before its publication."""
     reads: Tensor
     """(G, W) what the views of each rank read."""
     writes: Tensor
-    """(G, W) what they wrote."""
-    stale: Tensor
-    """(W,) what was read before its publication."""
-    met: Tensor | None = None
-    """(W,) rows on which it met the unit before, or ranks met in it; None until it is finished."""
+    """(G, W) what they wrote, as far as is known."""
 
-    @property
-    def written(self) -> Tensor:
-        """(W,)"""
-        return _union(self.writes)
+
+@dataclass(frozen=True)
+class _Past:
+    """A finished unit."""
+
+    step: int
+    writes: Tensor
+    """(G, W) what the views of each rank wrote."""
+    written: Tensor
+    """(W,) all of it."""
+    met: Tensor
+    """(W,) rows on which it met the unit before, or ranks met in it."""
 
 
 class Contention:
@@ -103,7 +108,8 @@ class Contention:
     def resize(self, num_rows: int) -> None:
         """Forgets everything, since rows have changed their places."""
         self._num_rows = num_rows
-        self._units: deque[_Watched] = deque()
+        self._open: dict[int, _Open] = {}
+        self._past: deque[_Past] = deque()
 
     def read(self, step: int, scope: Bitmap, stale: Bitmap, reads: Iterable[tuple[int, Tensor]]) -> None:
         """A unit has read its scope.
@@ -118,15 +124,13 @@ class Contention:
         by_rank = nothing.repeat(self._world_size, 1)
         for rank, rows in reads:
             by_rank[rank] |= Bitmap.from_rows(rows, self._num_rows).words
-        self._units.append(_Watched(step, scope.words, by_rank, torch.zeros_like(by_rank), stale.words))
-        while len(self._units) > self.window + 1:
-            self._units.popleft()
+        self._open = {other: unit for other, unit in self._open.items() if other == step - 1}
+        self._open[step] = _Open(scope.words, stale.words, by_rank, torch.zeros_like(by_rank))
 
     def wrote(self, step: int, rank: int, rows: Tensor) -> None:
         """Views of a rank have a gradient for some rows ((R,) int64) of a unit that has read. May be told in parts."""
-        unit = self._unit(step)
-        if unit is not None:
-            unit.writes[rank] |= Bitmap.from_rows(rows, self._num_rows).words
+        if step in self._open:
+            self._open[step].writes[rank] |= Bitmap.from_rows(rows, self._num_rows).words
 
     def finish(self, step: int) -> Conflicts | None:
         """All that a unit wrote is known.
@@ -134,42 +138,37 @@ class Contention:
         Returns:
             With whom it met; None for a unit that was not watched from its beginning.
         """
-        unit = self._unit(step)
+        unit = self._open.pop(step, None)
         if unit is None:
             return None
-        earlier = [other for other in self._units if other.step < step and other.met is not None]
-        before = next((other for other in earlier if other.step == step - 1), None)
-        written = unit.written
+        written, size = _union(unit.writes), self._world_size
         pairs = unit.writes[:, None] & unit.writes[None]
-        pairs[range(self._world_size), range(self._world_size)] = 0
-        unit.met = _union(pairs.flatten(0, 1))
-        none = torch.zeros(self._world_size, self._world_size, dtype=torch.int64, device=self._device)
-        ranks = {"raw": none, "waw": count_bits(pairs), "delayed": none}
-        if before is not None:
-            unit.met = unit.met | (unit.scope & before.written)
-            raw = unit.reads[:, None] & before.writes[None]
-            ranks |= {"raw": count_bits(raw), "delayed": count_bits(raw & unit.stale)}
+        pairs[range(size), range(size)] = 0
+        met = _union(pairs.flatten(0, 1))
+        ranks = {"raw": [[0] * size] * size, "waw": count_bits(pairs).tolist(), "delayed": [[0] * size] * size}
         groups: dict[int, dict[str, int]] = {}
-        if earlier:
-            others = torch.stack([other.written for other in earlier])
-            counts = torch.stack(
-                [count_bits(others & words) for words in (unit.scope, written, unit.scope & unit.stale)]
-            )
-            for other, (raw, waw, delayed) in zip(earlier, counts.T.tolist(), strict=True):
-                groups[other.step] = {"raw": raw, "waw": waw, "delayed": delayed if other is before else 0}
-        return Conflicts({kind: matrix.tolist() for kind, matrix in ranks.items()}, groups)
+        if self._past:
+            others = torch.stack([other.written for other in self._past])
+            counts = zip(*(count_bits(others & words).tolist() for words in (unit.scope, written)), strict=True)
+            for other, (raw, waw) in zip(self._past, counts, strict=True):
+                groups[other.step] = {"raw": raw, "waw": waw, "delayed": 0}
+        if self._past and (before := self._past[-1]).step == step - 1:
+            read = unit.reads[:, None] & before.writes[None]
+            ranks |= {"raw": count_bits(read).tolist(), "delayed": count_bits(read & unit.stale).tolist()}
+            groups[before.step]["delayed"] = int(count_bits(before.written & unit.scope & unit.stale))
+            met |= unit.scope & before.written
+        self._past.append(_Past(step, unit.writes, written, met))
+        while len(self._past) > self.window:
+            self._past.popleft()
+        return Conflicts(ranks, groups)
 
     @property
     def share(self) -> Tensor:
         """(N,) float32 in [0, 1]: in which part of the finished units of the window each row was contended."""
-        finished = [Bitmap(unit.met, self._num_rows) for unit in self._units if unit.met is not None]
         total = torch.zeros(self._num_rows, device=self._device)
-        for met in finished[-self.window :]:
-            total[met.rows()] += 1
-        return total / max(1, min(len(finished), self.window))
-
-    def _unit(self, step: int) -> _Watched | None:
-        return next((unit for unit in reversed(self._units) if unit.step == step), None)
+        for unit in self._past:
+            total[Bitmap(unit.met, self._num_rows).rows()] += 1
+        return total / max(1, len(self._past))
 
 
 def _union(words: Tensor) -> Tensor:

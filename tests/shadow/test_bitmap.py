@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odin_nerfstudio.shadow.bitmap import Bitmap, _pack, _unpack
+from odin_nerfstudio.shadow.bitmap import Bitmap, _count_bits, _pack, _unpack, count_bits
 
 sizes = st.integers(0, 300)
 
@@ -30,6 +30,16 @@ def test_is_a_set(data: st.DataObject, size: int) -> None:
         assert result.count() == len(expected)
         assert bool(result) == bool(expected)
         assert result.contains(torch.arange(size)).tolist() == [row in expected for row in range(size)]
+
+
+def test_every_bit_counts() -> None:
+    words = torch.randint(-(2**63), 2**63 - 1, (3, 5, 40), generator=torch.Generator().manual_seed(0))
+    words[0, 0], words[0, 1] = -1, 0
+    expected = [[sum((int(word) % 2**64).bit_count() for word in row) for row in each] for each in words]
+    assert count_bits(words).tolist() == _count_bits(words).tolist() == expected
+    assert count_bits(words[:, 0, ::2]).tolist() == _count_bits(words[:, 0, ::2]).tolist()
+    assert count_bits(words[..., :0]).tolist() == [[0] * 5] * 3
+    assert int(count_bits(words[0, 0])) == 40 * 64
 
 
 @settings(max_examples=100, deadline=None)

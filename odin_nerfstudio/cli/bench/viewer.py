@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from odin_nerfstudio.cli.bench.ranks import RanksBench, ReportingTrainer, train
+from odin_nerfstudio.errors import UserError
 
 Phase = Literal["nobody looks", "somebody looks"]
 BLOCK = 20
@@ -29,7 +30,7 @@ class ViewerBench(RanksBench):
     """Trains with the viewer on, and turns recording on and off in blocks of steps.
 
     In the second half a client is connected, which takes all that the viewer sends, as a browser does. Each block with
-    recording is compared with the one before it without, so that what changes in the course of a run cancels out.
+    recording is compared with the ones around it without, so that what changes in the course of a run cancels out.
     """
 
     steps: int = 640
@@ -40,13 +41,13 @@ class ViewerBench(RanksBench):
     def run(self) -> dict[str, Any]:
         """Prints a table and returns the figures.
 
-        ``recording_ratio`` and ``recording_ratio_with_client`` are the medians, over pairs of blocks, of a mean step
-        with recording ÷ one without; ``step_s`` is the median step without, by phase.
+        ``recording_ratio`` and ``recording_ratio_with_client`` are the medians, over blocks, of a mean step with
+        recording ÷ one without; ``step_s`` is the median step without, by phase.
 
         Raises:
             UserError: for a flag that does not fit, or when the run failed.
         """
-        self.check(2 * (WARMUP + 3 * BLOCK))
+        self.check(2 * (WARMUP + 4 * BLOCK))
         with TemporaryDirectory(prefix="odin-bench-") as folder:
             config = self.make_config(Path(folder))
             config._target = _BlockTrainer
@@ -80,18 +81,23 @@ class ViewerBench(RanksBench):
 
 
 def _pairs(seconds: list[float], first: int) -> list[tuple[float, float]]:
-    """Mean steps without and with recording, of neighbouring blocks that lie within steps from ``first`` on."""
+    """Mean steps without and with recording, of the blocks from step ``first`` on.
+
+    Those without are of the block before and the one after, since steps grow as the scene does.
+    """
     by_block: dict[int, list[float]] = {}
     for step, each in enumerate(seconds, start=first):
         by_block.setdefault(step // BLOCK, []).append(each)
     whole = {number: mean(each) for number, each in by_block.items() if len(each) == BLOCK}
-    return [(whole[number], whole[number + 1]) for number in whole if number % 2 == 0 and number + 1 in whole]
+    recorded = [number for number in whole if number % 2 == 1 and {number - 1, number + 1} <= whole.keys()]
+    return [((whole[number - 1] + whole[number + 1]) / 2, whole[number]) for number in recorded]
 
 
 class _BlockTrainer(ReportingTrainer):
     """Records in every other block of steps; from the middle on, a client looks."""
 
     _client: Any = None
+    _has_looked = False
 
     def train_iteration(self, step: int) -> Any:
         self.pipeline.runner.timeline.recording = step // BLOCK % 2 == 1
@@ -99,12 +105,15 @@ class _BlockTrainer(ReportingTrainer):
             port = self.config.viewer.websocket_port
             self._client = multiprocessing.get_context("spawn").Process(target=_look, args=(port,), daemon=True)
             self._client.start()
+        self._has_looked |= self._is_looked_at
         return super().train_iteration(step)
 
     def train(self) -> None:
         super().train()
         if self._client is not None:
             self._client.terminate()
+            if not self._has_looked:
+                raise UserError("the client did not come to the viewer; try more --steps.")
 
 
 def _look(port: int) -> None:
