@@ -132,6 +132,10 @@ def test_viewer_while_training_and_afterwards(demo_capture: Path, tmp_path: Path
     viewer = ("ns-viewer", "--load-config", run / "config.yml", "--viewer.websocket-port", str(port))
     with serving(tmp_path, port, *viewer), page_at(port, tmp_path / "finished.png") as page:
         wait_for_render(page)
+        open_tab(page, "Odin")  # reads the trace beside the checkpoints
+        wait_until(page, "units of the finished run", lambda: len(trace_of(page, "early")) > 3)
+        recorded = read_trace(run / "odin_trace.json")
+        assert list(trace_of(page, "early")) == recorded.steps(240)
 
 
 def test_viewer_after_the_end_of_training_on_two_ranks(demo_capture: Path, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 import socket
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -22,6 +23,8 @@ BLOCK = 20
 """Steps between two changes of what is recorded."""
 WARMUP = 40
 """Steps at the beginning of each half that are not counted."""
+CONNECT_S = 60.0
+"""Seconds that the client may take to come."""
 PHASES: tuple[Phase, ...] = ("nobody looks", "somebody looks")
 
 
@@ -96,48 +99,29 @@ def _pairs(seconds: list[float], first: int) -> list[tuple[float, float]]:
 class _BlockTrainer(ReportingTrainer):
     """Records in every other block of steps; from the middle on, a client looks."""
 
-    _client: Any = None
-    _has_looked = False
+    _client: subprocess.Popen[bytes] | None = None
 
     def train_iteration(self, step: int) -> Any:
         self.pipeline.runner.timeline.recording = step // BLOCK % 2 == 1
         if self.viewer_state is not None and self._client is None and step >= self.config.max_num_iterations // 2:
-            port = self.config.viewer.websocket_port
-            self._client = multiprocessing.get_context("spawn").Process(target=_look, args=(port,), daemon=True)
-            self._client.start()
-        self._has_looked |= self._is_looked_at
+            self._connect()
         return super().train_iteration(step)
 
+    def _connect(self) -> None:
+        command = (sys.executable, "-m", "odin_nerfstudio.cli.bench.viewer_client")
+        self._client = subprocess.Popen([*command, str(self.config.viewer.websocket_port)])
+        deadline = time.monotonic() + CONNECT_S
+        while not self._is_looked_at:
+            if time.monotonic() > deadline or self._client.poll() is not None:
+                raise UserError("the client did not come to the viewer.")
+            time.sleep(0.1)
+
     def train(self) -> None:
-        super().train()
-        if self._client is not None:
-            self._client.terminate()
-            if not self._has_looked:
-                raise UserError("the client did not come to the viewer; try more --steps.")
-
-
-def _look(port: int) -> None:
-    asyncio.run(_receive(port))
-
-
-async def _receive(port: int) -> None:
-    """Connects as a browser does and takes whatever comes."""
-    import msgspec
-    import websockets
-    from viser import _messages
-
-    camera = _messages.ViewerCameraMessage(
-        wxyz=(1.0, 0.0, 0.0, 0.0),
-        position=(0.0, 0.0, -10.0),
-        fov=0.9,
-        aspect=1.6,
-        look_at=(0.0, 0.0, 0.0),
-        up_direction=(0.0, -1.0, 0.0),
-    )
-    async with websockets.connect(f"ws://127.0.0.1:{port}", max_size=None) as connection:
-        await connection.send(msgspec.msgpack.encode(camera.as_serializable_dict()))
-        async for _ in connection:
-            pass
+        try:
+            super().train()
+        finally:
+            if self._client is not None:
+                self._client.terminate()
 
 
 def _free_port() -> int:
