@@ -16,11 +16,13 @@ from rich.filesize import decimal
 
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.shadow.contention import KINDS
+from odin_nerfstudio.viewer import report_text as text
 from odin_nerfstudio.viewer import style
 from odin_nerfstudio.viewer.conflict_plot import TITLES, group_conflict_figure, rank_conflict_figure
 from odin_nerfstudio.viewer.files import write_file
 from odin_nerfstudio.viewer.recording import Recording
 from odin_nerfstudio.viewer.shares_plot import load_figure, shares_figure
+from odin_nerfstudio.viewer.tile_plot import tile_figure
 from odin_nerfstudio.viewer.timeline_plot import timeline_figure
 
 FILE_NAME = "odin_report.html"
@@ -57,7 +59,7 @@ def write_report(recording: Recording, path: Path, title: str) -> None:
         raise UserError(f"{path}: not written, as no unit was recorded to its end; record some and write it again.")
     ranks = "1 rank" if recording.world_size == 1 else f"{recording.world_size} ranks"
     page = Template((files(__package__) / "report_template.html").read_text(encoding="utf-8")).substitute(
-        _figures(recording, steps),
+        sections=_sections(recording, steps),
         title=escape(title),
         subtitle=f"{ranks}, {len(steps):,} recorded units: {steps[0]:,} to {steps[-1]:,}",
         background=style.BACKGROUND,
@@ -71,19 +73,29 @@ def write_report(recording: Recording, path: Path, title: str) -> None:
     write_file(path, page)
 
 
-def _figures(recording: Recording, steps: Sequence[int]) -> dict[str, str]:
-    """HTML by place in the template."""
-    figures = {
-        "timeline": [timeline_figure(recording, steps[-TIMELINE_UNITS:])],
-        "shares": [shares_figure(recording, steps)],
-        "ranks": [rank_conflict_figure(recording, kind, steps) for kind in KINDS],
-        "load": [load_figure(recording, steps)],
-    }
-    places = {place: "\n".join(map(_figure, drawn)) for place, drawn in figures.items()}
-    for kind in KINDS:
-        drawn = _figure(group_conflict_figure(recording, kind, steps[-GROUPS:]))
-        places[f"groups_{kind}"] = f"<div><h3>{TITLES[kind].capitalize()}</h3>\n{drawn}</div>"
-    return places
+def _sections(recording: Recording, steps: Sequence[int]) -> str:
+    """HTML of all figures: those of primitives and their owners, or of tiles."""
+    sections = [_section(text.TIMELINE, [timeline_figure(recording, steps[-TIMELINE_UNITS:])])]
+    if not any(recording.conflicts(step) for step in steps):
+        return "\n".join([*sections, _section(text.TILES, [tile_figure(recording, steps)])])
+    groups = [group_conflict_figure(recording, kind, steps[-GROUPS:]) for kind in KINDS]
+    sections += [
+        _section(text.SHARES, [shares_figure(recording, steps)]),
+        _section(text.RANKS, [rank_conflict_figure(recording, kind, steps) for kind in KINDS]),
+        _section(text.GROUPS, groups, [TITLES[kind].capitalize() for kind in KINDS]),
+        _section(text.LOAD, [load_figure(recording, steps)]),
+    ]
+    return "\n".join(sections)
+
+
+def _section(said: tuple[str, str], figures: Sequence[go.Figure], headings: Sequence[str] = ()) -> str:
+    """A heading, how to read the figures, and these side by side, each under a heading of its own if there are any."""
+    drawn = [_figure(figure) for figure in figures]
+    if headings:
+        drawn = [f"<div><h3>{heading}</h3>\n{each}</div>" for heading, each in zip(headings, drawn, strict=True)]
+    columns = f' style="--columns: {len(drawn)}"' if len(drawn) > 1 else ""
+    title, explanation = said
+    return f'<h2>{title}</h2>\n<p>{explanation}</p>\n<div class="figures"{columns}>' + "\n".join(drawn) + "</div>"
 
 
 def _figure(figure: go.Figure) -> str:
@@ -109,11 +121,14 @@ def _run_numbers(recording: Recording, steps: Sequence[int]) -> list[_Number]:
 
     hidden = float(np.mean([unit.hidden for unit in units]))
     wait = 1e3 * float(np.mean([unit.wait for unit in units]))
-    return [
+    reads = [
         share("early", sum(u.early for u in units), "of the primitives in scope: read without waiting"),
         share("late", sum(u.late for u in units), "of the primitives in scope: pending in the unit before"),
         share("delayed", sum(u.delayed for u in units), "of the primitives in scope: late, read before publication"),
         share("fallback", sum(u.fallback for u in units), "of the primitives in scope: late, too much to delay"),
+    ]
+    return [
+        *(reads if any(recording.conflicts(step) for step in steps) else []),
         _Number("hidden_fraction", hidden, f"{hidden:.1%}", "hidden fraction", "of the communication, mean over units"),
         _Number("exposed_wait_ms", wait, f"{wait:,.2f} ms", "exposed wait", "of a rank in a step, mean"),
         _Number("bytes", float(np.mean(sent)), decimal(round(np.mean(sent))), "sent", "by all ranks in a step, mean"),
@@ -126,12 +141,13 @@ def _rank_numbers(recording: Recording, rank: int, steps: Sequence[int]) -> list
     wait = 1e3 * float(np.mean([recording.unit(step).wait[rank] for step in steps]))
     sent = float(np.mean([timeline.counts(step).get("bytes", 0) for step in steps]))
     primitives, memory = last.primitives[rank], last.memory[rank]
+    owned = [_Number("primitives", primitives, f"{primitives:,}", "primitives at the end")]
     return [
         _Number("rank", rank, str(rank), "rank"),
         _Number("exposed_wait_ms", wait, f"{wait:,.2f} ms", "exposed wait a step"),
         _Number("bytes", sent, decimal(round(sent)), "sent a step"),
-        _Number("primitives", primitives, f"{primitives:,}", "primitives at the end"),
-        _Number("memory", memory, decimal(memory), "memory at the end"),
+        *(owned if any(last.primitives) else []),
+        _Number("memory", memory, decimal(memory), "memory, at most"),
     ]
 
 

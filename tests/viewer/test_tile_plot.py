@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.viewer.recording import Recording
+from odin_nerfstudio.viewer.report import write_report
 from odin_nerfstudio.viewer.tile_plot import tile_figure, tile_samples
 
 
@@ -35,3 +39,10 @@ def test_curves_are_what_was_counted() -> None:
 
 def test_there_may_be_nothing_to_draw() -> None:
     assert not tile_figure(Recording([Timeline()]), []).data
+
+
+def test_a_report_has_tiles_where_nobody_owns_primitives(tmp_path: Path) -> None:
+    write_report(make_recording(), tmp_path / "report.html", "tiles")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Tiles</h2>" in page and "<h2>Timeline</h2>" in page
+    assert not {"Ranks that meet", "early share", "primitives at the end"} & set(re.findall(r">([^<>]+)<", page))
