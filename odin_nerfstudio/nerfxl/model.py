@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -39,6 +38,7 @@ from odin_nerfstudio.nerfxl.tile import Tile
 from odin_nerfstudio.nerfxl.tiles import Tiles, tiles_of_rank
 from odin_nerfstudio.runs.perceptual import LazyLPIPS
 from odin_nerfstudio.shadow.timeline import Kind, Timeline
+from odin_nerfstudio.viewer.colors import rank_color
 
 Outputs = dict[str, Any]
 
@@ -180,7 +180,8 @@ class NerfXLModel(Model):
         self.others: dict[int, Tile] = {}
         """Copies of other ranks' tiles, for looks outside :meth:`together`."""
         self._together_in: int | None = None
-        self.register_buffer("palette", _palette(count), persistent=False)
+        palette = torch.tensor([rank_color(tile) for tile in range(count)])
+        self.register_buffer("palette", palette, persistent=False)
 
     # ---------------------------------------------------------------------------------------------------- tiles
 
@@ -480,9 +481,3 @@ class NerfXLModel(Model):
 def tile_of(name: str) -> int | None:
     """The tile that an entry of the model's state belongs to; None for those that all ranks share."""
     return int(name.split(".")[1]) if name.startswith("fields.") else None
-
-
-def _palette(count: int) -> Tensor:
-    """(K, 3) colours that are far apart for neighbouring numbers and do not depend on K."""
-    golden = 0.6180339887498949
-    return torch.tensor([colorsys.hsv_to_rgb(tile * golden % 1, 0.65, 1.0) for tile in range(count)])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.shadow.timeline import Timeline
+from odin_nerfstudio.viewer.clock import Clock
 from odin_nerfstudio.viewer.controls import Controls
 from odin_nerfstudio.viewer.recording import Recording
 
@@ -72,10 +73,13 @@ class Monitor:
             On rank 0, the units that are known in full since the last time; nothing on the others.
         """
         known = self.recording.steps(1)
-        records = world.gather_objects(timeline.take(step + 1))
-        if records is None:
+        told = world.gather_objects((timeline.take(step + 1), Clock.here()))
+        if told is None:
             return []
-        self.recording.absorb(records)
+        own = told[0][1]
+        self.recording.absorb(
+            [{unit: own.read(clock, record) for unit, record in records.items()} for records, clock in told]
+        )
         return [unit for unit in self.recording.steps() if not known or unit > known[0]]
 
     @property
