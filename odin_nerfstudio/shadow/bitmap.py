@@ -41,12 +41,19 @@ class Bitmap:
             return cls(_pack(mask), size)
         return cls(torch.from_numpy(np.packbits(mask.numpy(), bitorder="little").view(np.int64)), size)
 
+    def mask(self) -> Tensor:
+        """(size,) uint8, 1 for rows in the set."""
+        if self.words.device.type != "cpu":
+            return _unpack(self.words)[: self.size]
+        bits = np.unpackbits(self.words.numpy().view(np.uint8), count=self.size, bitorder="little")
+        return torch.from_numpy(bits)
+
     def rows(self) -> Tensor:
         """(R,) int64, ascending."""
-        if self.words.device.type != "cpu":
-            return _unpack(self.words).nonzero()[:, 0]
-        bits = np.unpackbits(self.words.numpy().view(np.uint8), bitorder="little")
-        return torch.from_numpy(np.flatnonzero(bits.view(np.bool_)))
+        mask = self.mask()
+        if mask.device.type != "cpu":
+            return mask.nonzero()[:, 0]
+        return torch.from_numpy(np.flatnonzero(mask.numpy().view(np.bool_)))
 
     def contains(self, rows: Tensor) -> Tensor:
         """(R,) bool: which of ``rows`` ((R,) int64 in [0, size)) are in the set."""

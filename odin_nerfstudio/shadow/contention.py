@@ -165,9 +165,9 @@ class Contention:
     @property
     def share(self) -> Tensor:
         """(N,) float32 in [0, 1]: in which part of the finished units of the window each row was contended."""
-        total = torch.zeros(self._num_rows, device=self._device)
+        total = torch.zeros(self._num_rows, dtype=torch.int32, device=self._device)
         for unit in self._past:
-            total[Bitmap(unit.met, self._num_rows).rows()] += 1
+            total += Bitmap(unit.met, self._num_rows).mask()
         return total / max(1, len(self._past))
 
 
