@@ -193,6 +193,33 @@ def photograph(page, folder: Path, name: str) -> None:
         page.screenshot(path=folder / f"{name}-{width}x{height}.png")
 
 
+def annotate(path: Path, marks: list[tuple[float, float]]) -> None:
+    """Draws numbers in circles, from 1 on, into a picture."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.open(path).convert("RGB")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
+    for number, (x, y) in enumerate(marks, start=1):
+        draw.ellipse((x - 10, y - 10, x + 10, y + 10), fill="white", outline="black")
+        draw.text((x, y), str(number), fill="black", font=font, anchor="mm")
+    image.save(path, optimize=True)
+
+
+def photograph_timeline(page, path: Path) -> None:
+    """The timeline as it opens when it is clicked, its four lanes numbered."""
+    page.locator(".js-plotly-plot").first.click(force=True)  # what lies over it opens the larger one
+    page.wait_for_timeout(2000)
+    large = page.get_by_role("dialog").locator(".js-plotly-plot")
+    large.screenshot(path=path)
+    lanes = """plot => ["compute", "communication", "exposed wait", "hidden"].map(name => {
+        const layout = plot._fullLayout, lane = Math.min(...plot.data.find(trace => trace.name == name).y);
+        return [layout.xaxis._offset - 12, layout.yaxis._offset + layout.yaxis.l2p(lane)];
+    })"""
+    annotate(path, large.evaluate(lanes))
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(500)
+
+
 def test_the_tab_odin_on_two_ranks(shared_data: Callable[[str], Path], tmp_path: Path) -> None:
     """The page follows the run, its controls act on it, and what it draws is what the trace says."""
     port, fox = free_port(), shared_data("fox")
@@ -216,12 +243,14 @@ def test_the_tab_odin_on_two_ranks(shared_data: Callable[[str], Path], tmp_path:
         first = figures(page)[0]
         wait_until(page, "another timeline", lambda: figures(page)[0] != first)
         photograph(page, tmp_path, "timeline")
+        photograph_timeline(page, tmp_path / "viewer-timeline.png")
 
         open_tab(page, "Control")
         colours = picture(page)
         choose(page, "Output type", "conflict")
         wait_until(page, "another picture", lambda: abs(picture(page) - colours).mean() > 2)
         photograph(page, tmp_path, "conflict")
+        page.locator("canvas").first.screenshot(path=tmp_path / "viewer-conflict.png")
         choose(page, "Output type", "rgb")
 
         page.get_by_text("Pause Training").click()
