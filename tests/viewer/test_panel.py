@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import viser
+import websockets.sync.client
 from handmade import add_unit, handmade_recording
 from nerfstudio.viewer.utils import parse_object
 from nerfstudio.viewer.viewer_elements import ViewerControl
 from viser import _messages as messages
+from websockets.sync.client import ClientConnection
 
+from odin_nerfstudio.cli.bench.viewer_client import CAMERA
 from odin_nerfstudio.viewer.controls import Controls
 from odin_nerfstudio.viewer.monitor import Monitor
 from odin_nerfstudio.viewer.odin_panel import OdinPanel
@@ -216,3 +222,33 @@ def test_a_failed_look_does_not_end_the_watch(viewer: SimpleNamespace, monkeypat
     finally:
         del viewer.viser_server._connected_clients[CLIENT]
     assert len(looks) >= 2
+
+
+def test_a_client_that_vanishes_in_the_middle_of_an_update_harms_nothing(
+    viewer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("odin_nerfstudio.viewer.panel.PERIOD", 0.01)
+    monkeypatch.setattr("odin_nerfstudio.viewer.panel.COST", 0)
+    monitor = training()
+    panel = OdinPanel(monitor)
+    panel._setup(viewer)
+    address, ending = f"ws://127.0.0.1:{viewer.viser_server.get_port()}", struct.pack("ii", 1, 0)
+
+    def connect() -> ClientConnection:
+        client = websockets.sync.client.connect(address, max_size=None)
+        client.send(msgspec.msgpack.encode(CAMERA))
+        client.recv(10)
+        return client
+
+    for unit in range(20, 26):  # each comes, gets the figures of a unit or a part of them, and is gone without a word
+        client = connect()
+        add_unit(monitor.recording, unit)
+        client.recv(10)
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ending)
+        client.socket.close()
+    add_unit(monitor.recording, 26)
+    with connect():
+        deadline = time.monotonic() + 20
+        while shown_units(panel)[-1:] != [26]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
