@@ -100,7 +100,7 @@ def _section(said: tuple[str, str], figures: Sequence[go.Figure], headings: Sequ
 
 def _figure(figure: go.Figure) -> str:
     """A figure of the panel, as wide as there is room."""
-    figure = go.Figure(figure).update_layout(width=None, autosize=True)
+    figure = go.Figure(figure).update_layout(width=None, autosize=True, template="none")
     config = {"responsive": True, "displaylogo": False}
     return figure.to_html(
         config=config, include_plotlyjs=False, full_html=False, default_height=f"{figure.layout.height}px"
@@ -120,7 +120,7 @@ def _run_numbers(recording: Recording, steps: Sequence[int]) -> list[_Number]:
         return _Number(f"{name}_share", value, f"{value:.1%}", f"{name} share", meaning)
 
     hidden = float(np.mean([unit.hidden for unit in units]))
-    wait = 1e3 * float(np.mean([unit.wait for unit in units]))
+    wait = 1e3 * float(np.median([np.mean(unit.wait) for unit in units]))
     reads = [
         share("early", sum(u.early for u in units), "of the primitives in scope: read without waiting"),
         share("late", sum(u.late for u in units), "of the primitives in scope: pending in the unit before"),
@@ -130,7 +130,13 @@ def _run_numbers(recording: Recording, steps: Sequence[int]) -> list[_Number]:
     return [
         *(reads if any(recording.conflicts(step) for step in steps) else []),
         _Number("hidden_fraction", hidden, f"{hidden:.1%}", "hidden fraction", "of the communication, mean over units"),
-        _Number("exposed_wait_ms", wait, f"{wait:,.2f} ms", "exposed wait", "of a rank in a step, mean"),
+        _Number(
+            "exposed_wait_ms",
+            wait,
+            f"{wait:,.2f} ms",
+            "exposed wait",
+            "of a rank in a step, median: somebody may have paused the run",
+        ),
         _Number("bytes", float(np.mean(sent)), decimal(round(np.mean(sent))), "sent", "by all ranks in a step, mean"),
         _Number("bytes_total", sum(sent), decimal(sum(sent)), "sent in total", "in the recorded units"),
     ]
@@ -138,7 +144,7 @@ def _run_numbers(recording: Recording, steps: Sequence[int]) -> list[_Number]:
 
 def _rank_numbers(recording: Recording, rank: int, steps: Sequence[int]) -> list[_Number]:
     timeline, last = recording.timelines[rank], recording.unit(steps[-1])
-    wait = 1e3 * float(np.mean([recording.unit(step).wait[rank] for step in steps]))
+    wait = 1e3 * float(np.median([recording.unit(step).wait[rank] for step in steps]))
     sent = float(np.mean([timeline.counts(step).get("bytes", 0) for step in steps]))
     primitives, memory = last.primitives[rank], last.memory[rank]
     owned = [_Number("primitives", primitives, f"{primitives:,}", "primitives at the end")]

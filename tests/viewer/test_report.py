@@ -121,6 +121,9 @@ def test_a_browser_draws_it_offline(path: Path, tmp_path: Path, size: tuple[int,
             "[...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => plot.data)"
             ".filter(trace => trace.name == 'exposed wait').flatMap(trace => trace.x)"
         )
+        widths = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].map(plot => plot.clientWidth)")
+        assert min(widths) > 0.15 * size[0]  # three beside each other, on a page that is not as wide as any screen
+        assert max(widths) > 0.55 * size[0]
         wide = page.evaluate("document.documentElement.scrollWidth")
         browser.close()
     assert wrong == [] and requests == [path.as_uri()]
