@@ -88,9 +88,6 @@ class NerfXLModelConfig(ModelConfig):
     near_warmup_steps: int = 256
     """Over so many steps rays begin ever nearer to the camera, from 0.6 of the median distance to the points on: what
     is seen is found where views agree before there is room for fog in front of single cameras. 0: all at once."""
-    use_gradient_scaling: bool = False
-    """Whether samples nearer than the median distance to the points learn less, by the square of their distance: there
-    each camera has more samples in less space than anywhere else (Philip and Deschaintre 2023)."""
     far_plane: float | None = None
     """Distance at which rays end; unset, four times that of the farthest points."""
     background_color: Literal["random", "black", "white"] = "random"
@@ -275,13 +272,7 @@ class NerfXLModel(Model):
         module, contraction = self._tile(tile)
         if self._knows_where:
             part = module.visible(part, origins.detach(), directions.detach(), contraction, self.scene.unit)
-        radiance = module.radiance(part, origins, directions, contraction, self.scene.unit, self.head, per_ray)
-        if self.training and self.config.use_gradient_scaling:
-            middle = (part.t_start + part.t_end) / 2
-            scale = (middle / self.scene.unit).clamp(max=1).square()
-            radiance.sigma.register_hook(lambda gradient: gradient * scale)
-            radiance.rgb.register_hook(lambda gradient: gradient * scale[:, None])
-        return radiance
+        return module.radiance(part, origins, directions, contraction, self.scene.unit, self.head, per_ray)
 
     def _numbers(self) -> list[int]:
         """The tiles that this rank integrates."""
