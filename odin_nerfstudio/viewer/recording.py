@@ -104,8 +104,7 @@ class Recording:
         return self._final[step]
 
     def _figures(self, step: int) -> UnitFigures:
-        timelines = self.excerpt([step]).timelines
-        counts = [timeline.counts(step) for timeline in timelines]
+        counts = [timeline.counts(step) for timeline in self.timelines]
         total = {
             name: sum(each.get(name, 0) for each in counts)
             for name in ("scope", "early", "late", "delayed", "fallback", "bytes")
@@ -113,8 +112,8 @@ class Recording:
         return UnitFigures(
             step=step,
             **total,
-            hidden=float(np.mean([timeline.hidden_fraction(step) for timeline in timelines])),
-            wait=[timeline.seconds("wait", step) for timeline in timelines],
+            hidden=float(np.mean([timeline.hidden_fraction(step) for timeline in self.timelines])),
+            wait=[timeline.seconds("wait", step) for timeline in self.timelines],
             primitives=[each.get("primitives", 0) for each in counts],
             memory=[each.get("memory", 0) for each in counts],
         )
