@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from odin_nerfstudio.viewer.colors import rank_color
+from odin_nerfstudio.viewer.panel import FINISHED
 from odin_nerfstudio.viewer.trace import read_trace
 
 BIN = Path(sys.executable).parent
@@ -153,6 +154,9 @@ def test_viewer_after_the_end_of_training_on_two_ranks(demo_capture: Path, tmp_p
             page.wait_for_timeout(500)
         page.reload()
         wait_for_render(page)
+        open_tab(page, "Odin")
+        page.get_by_text(FINISHED).wait_for(timeout=60_000)
+        assert list(trace_of(page, "early")) == list(range(12))
         assert tool.poll() is None
 
 

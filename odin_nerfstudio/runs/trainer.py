@@ -199,6 +199,7 @@ class RankTrainer(Trainer, ABC):
         if problem is not None:
             raise UserError(problem)
         self._finished = True
+        self.pipeline.monitor.is_training = False  # nerfstudio goes on serving the viewer
         if self._interrupted:
             raise KeyboardInterrupt
 
