@@ -81,9 +81,7 @@ class NerfXLPipeline(VanillaPipeline):
                 # Faces that differ in the last bit, as processors round, would leave gaps between tiles.
                 self.model.set_extra_state(self.world.broadcast_object(self.model.get_extra_state()))
         self.timeline = self.model.timeline = Timeline(self.world.rank)
-        timelines = [Timeline(rank) for rank in range(self.world.size)]
-        timelines[self.world.rank] = self.timeline
-        self.monitor = Monitor(Recording(timelines), Controls())
+        self.monitor = Monitor(Recording.around(self.timeline, self.world.size), Controls())
         """What rank 0 knows of the run."""
         self.panel = TilePanel(self.monitor, lambda: self.model.tiles.core.cpu().double().numpy())
         """The viewer's tab; nerfstudio finds it here."""
@@ -105,10 +103,10 @@ class NerfXLPipeline(VanillaPipeline):
             On rank 0, the steps that are known in full since the last meeting; nothing on the others.
         """
         begin = time.monotonic()
-        wish = self.world.broadcast_object(self.monitor.take_wish())
+        wish, show = self.world.broadcast_object((self.monitor.take_wish(), show and begin >= self._next_show))
         if wish is not None:
             self.monitor.controls, self.timeline.recording = wish, wish.recording
-        if self.world.broadcast_object(show and begin >= self._next_show):
+        if show:
             self._show()
             self._next_show = time.monotonic() + SHOW_COST * (time.monotonic() - begin)
         return self.monitor.hear(self.world, self.timeline, step)

@@ -20,7 +20,6 @@ from odin_nerfstudio.comm.replicas import Replicas
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.cpu import threads
 from odin_nerfstudio.errors import UserError, exit_with_sentence
-from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.splat.datamanager import Batch, OdinDataManager, OdinDataManagerConfig
 from odin_nerfstudio.splat.display import gather_display, own_history
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
@@ -111,9 +110,7 @@ class OdinPipeline(VanillaPipeline):
             self.model.strategy.verbose = self.world.rank == 0
             policy = config.controls.shadow_policy
             self.runner = UnitRunner(self.model, self.datamanager, self.world, policy, replicated, config.link)
-        timelines = [Timeline(rank) for rank in range(self.world.size)]
-        timelines[self.world.rank] = self.runner.timeline
-        recording = Recording(timelines, self._predicted_share)
+        recording = Recording.around(self.runner.timeline, self.world.size, self._predicted_share)
         self._boxes = np.stack([_box(self.model.means)] * self.world.size)
         self.monitor = Monitor(recording, config.controls, self._sketch)
         """What rank 0 knows of the run."""

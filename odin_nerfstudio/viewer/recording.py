@@ -66,6 +66,11 @@ class Recording:
         self.predicted = None if predicted is None else lru_cache(maxsize=4096)(predicted)
         self._final: OrderedDict[int, UnitFigures] = OrderedDict()
 
+    @staticmethod
+    def around(own: Timeline, ranks: int, predicted: Callable[[int, int], float] | None = None) -> Recording:
+        """Of one rank's timeline, and of ``ranks`` − 1 others that nothing has been heard of yet."""
+        return Recording([own if rank == own.rank else Timeline(rank) for rank in range(ranks)], predicted)
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""
