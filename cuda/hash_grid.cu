@@ -218,7 +218,7 @@ extern "C" {
 
 // positions (n, 3), table (entries, F) → encoding (num_levels · F, n), written.
 int hash_grid_forward(
-    int device, cudaStream_t stream, int64_t n, int features, int num_levels, const Level *levels,
+    int device, cudaStream_t stream, int64_t n, int64_t features, int64_t num_levels, const Level *levels,
     const float *positions, const float *table, float *encoding
 ) {
     return on_device(device, features, num_levels, [&](auto constant) {
@@ -231,7 +231,7 @@ int hash_grid_forward(
 
 // grad (num_levels · F, n) → grad_table (entries, F), added to.
 int hash_grid_table_backward(
-    int device, cudaStream_t stream, int64_t n, int features, int num_levels, const Level *levels,
+    int device, cudaStream_t stream, int64_t n, int64_t features, int64_t num_levels, const Level *levels,
     const float *positions, const float *grad, float *grad_table
 ) {
     return on_device(device, features, num_levels, [&](auto constant) {
@@ -244,7 +244,7 @@ int hash_grid_table_backward(
 
 // grad (num_levels · F, n) → grad_positions (n, 3), written.
 int hash_grid_positions_backward(
-    int device, cudaStream_t stream, int64_t n, int features, int num_levels, const Level *levels,
+    int device, cudaStream_t stream, int64_t n, int64_t features, int64_t num_levels, const Level *levels,
     const float *positions, const float *table, const float *grad, float *grad_positions
 ) {
     return on_device(device, features, num_levels, [&](auto constant) {

@@ -18,8 +18,11 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import torch
 from filelock import FileLock
+from torch import Tensor
 
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
 _PACKAGE = Path(__file__).parent
@@ -46,6 +49,44 @@ def load(name: str, capability: tuple[int, int]) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelUnavailable(f"The compiled kernel {path} cannot be loaded ({error}); delete it.") from error
+
+
+Argument = Tensor | int | float | ctypes.Structure | ctypes.c_void_p | None
+"""What a kernel's function can be given."""
+
+
+def launch(name: str, function: str, device: torch.device, *args: Argument) -> None:
+    """Queues work of a kernel on the current stream of a CUDA device.
+
+    Args:
+        name: of a file of ``cuda/``, without ``.cu``.
+        function: of its C interface: ``int function(int device, cudaStream_t stream, ...)``, which returns a
+            ``cudaError_t``.
+        device: where the tensors are.
+        args: the other arguments. A contiguous tensor becomes the pointer to its memory, None a null pointer, an int an
+            ``int64_t``, a float a ``double``, a structure a pointer to it in host memory, a pointer itself.
+
+    Raises:
+        KernelUnavailable: see :func:`load`.
+        RuntimeError: when CUDA refuses.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream = torch.cuda.current_stream(index).cuda_stream
+    library = load(name, torch.cuda.get_device_capability(index))
+    status = getattr(library, function)(index, ctypes.c_void_p(stream), *map(_as_argument, args))
+    if status != 0:
+        raise RuntimeError(f"{function} failed with CUDA error {status}.")
+
+
+def _as_argument(value: Argument) -> Any:
+    if isinstance(value, Tensor):
+        assert value.is_contiguous()
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, ctypes.Structure):
+        return ctypes.byref(value)
+    if value is None or isinstance(value, ctypes.c_void_p):
+        return value or ctypes.c_void_p(None)
+    return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int64(value)
 
 
 def build(name: str, capability: tuple[int, int]) -> Path:

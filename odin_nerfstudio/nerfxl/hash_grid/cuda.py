@@ -149,18 +149,7 @@ def _launch(function: str, layout: HashGridLayout, positions: Tensor, *tensors: 
     """Queues a function of the library on the current stream; the last tensor is the one it writes."""
     if len(positions) == 0:
         return
-    device = positions.device
-    library = kernels.load("hash_grid", torch.cuda.get_device_capability(device))
     inputs = [tensor.contiguous() for tensor in (positions, *tensors[:-1])]
-    with torch.cuda.device(device):
-        status = getattr(library, function)(
-            ctypes.c_int(device.index),
-            ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream),
-            ctypes.c_int64(len(positions)),
-            ctypes.c_int(layout.features),
-            ctypes.c_int(len(layout.levels)),
-            ctypes.c_void_p(layout.array.ctypes.data),
-            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (*inputs, tensors[-1])),
-        )
-    if status != 0:
-        raise RuntimeError(f"{function} failed with CUDA error {status}.")
+    levels = ctypes.c_void_p(layout.array.ctypes.data)
+    sizes = len(positions), layout.features, len(layout.levels)
+    kernels.launch("hash_grid", function, positions.device, *sizes, levels, *inputs, tensors[-1])
