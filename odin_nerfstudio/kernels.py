@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,22 @@ def load(name: str, capability: tuple[int, int]) -> ctypes.CDLL:
         raise KernelUnavailable(f"The compiled kernel {path} cannot be loaded ({error}); delete it.") from error
 
 
+@cache
+def available(name: str, device: torch.device) -> bool:
+    """Whether a kernel can be had for a CUDA device, compiled if need be; warns once where it cannot.
+
+    Args:
+        name: of a file of ``cuda/``, without ``.cu``.
+        device: where it would run.
+    """
+    try:
+        load(name, torch.cuda.get_device_capability(device))
+    except KernelUnavailable as reason:
+        warnings.warn(f"{name} on {device} uses plain torch, which is several times slower. {reason}", stacklevel=2)
+        return False
+    return True
+
+
 Argument = Tensor | int | float | ctypes.Structure | ctypes.c_void_p | None
 """What a kernel's function can be given."""
 
@@ -71,22 +88,41 @@ def launch(name: str, function: str, device: torch.device, *args: Argument) -> N
         RuntimeError: when CUDA refuses.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
-    stream = torch.cuda.current_stream(index).cuda_stream
-    library = load(name, torch.cuda.get_device_capability(index))
-    status = getattr(library, function)(index, ctypes.c_void_p(stream), *map(_as_argument, args))
+    entry = _entry(name, function, index)
+    if entry.argtypes is None:  # addresses travel as the integers they are, so only the places of floats matter
+        kinds = (ctypes.c_double if isinstance(value, float) else ctypes.c_int64 for value in args)
+        entry.argtypes = (ctypes.c_int, ctypes.c_void_p, *kinds)
+    # A step launches dozens, and calls of functions are what that costs the host: hence the usual types in line.
+    numbers = [
+        value
+        if (kind := type(value)) is int or kind is float
+        else value.data_ptr()  # type: ignore[union-attr]
+        if kind is Tensor
+        else _as_number(value)
+        for value in args
+    ]
+    # What torch.cuda.current_stream() asks; an object for the answer would take longer than the launch.
+    status = entry(index, torch._C._cuda_getCurrentRawStream(index), *numbers)
     if status != 0:
         raise RuntimeError(f"{function} failed with CUDA error {status}.")
 
 
-def _as_argument(value: Argument) -> Any:
+@cache
+def _entry(name: str, function: str, index: int) -> Any:
+    """The function of a kernel's library for a device."""
+    return load(name, torch.cuda.get_device_capability(index))[function]
+
+
+def _as_number(value: Argument) -> int | float:
+    """A number as it is, the address of anything else."""
+    if isinstance(value, (int, float)):
+        return value
     if isinstance(value, Tensor):
         assert value.is_contiguous()
-        return ctypes.c_void_p(value.data_ptr())
+        return value.data_ptr()
     if isinstance(value, ctypes.Structure):
-        return ctypes.byref(value)
-    if value is None or isinstance(value, ctypes.c_void_p):
-        return value or ctypes.c_void_p(None)
-    return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int64(value)
+        return ctypes.addressof(value)
+    return 0 if value is None else value.value or 0
 
 
 def build(name: str, capability: tuple[int, int]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from odin_nerfstudio import kernels
 from odin_nerfstudio.kernels import KernelUnavailable, build
@@ -143,3 +145,33 @@ def test_a_temporary_folder_that_others_can_write_is_not_used(no_cache: None, tm
 def test_a_library_that_cannot_be_loaded_is_named(cache: Path) -> None:
     with pytest.raises(KernelUnavailable, match=r"hash_grid-.*\.so cannot be loaded"):
         kernels.load.__wrapped__("hash_grid", (9, 0))
+
+
+class Entry:
+    """Stands in for a function of a library."""
+
+    def __init__(self) -> None:
+        self.argtypes, self.calls, self.status = None, [], 0
+
+    def __call__(self, *arguments: float) -> int:
+        self.calls.append(arguments)
+        return self.status
+
+
+def test_arguments_are_numbers_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pair(ctypes.Structure):
+        _fields_ = (("first", ctypes.c_int64), ("second", ctypes.c_int64))
+
+    entry, pair, values = Entry(), Pair(1, 2), torch.zeros(3)
+    monkeypatch.setattr(kernels, "_entry", lambda name, function, index: entry)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
+    device = torch.device("cuda", 1)
+    kernels.launch("any", "f", device, 2**40, 0.5, values, None, pair, ctypes.c_void_p(9), ctypes.c_void_p())
+    assert entry.calls == [(1, 101, 2**40, 0.5, values.data_ptr(), 0, ctypes.addressof(pair), 9, 0)]
+    whole = ctypes.c_int64
+    assert entry.argtypes == (ctypes.c_int, ctypes.c_void_p, whole, ctypes.c_double, *[whole] * 5)
+    entry.status = 700
+    with pytest.raises(RuntimeError, match="f failed with CUDA error 700"):
+        kernels.launch("any", "f", device)
+    with pytest.raises(AssertionError):
+        kernels.launch("any", "f", device, torch.zeros(2, 2).T)

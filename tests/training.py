@@ -11,9 +11,13 @@ from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.scripts.train import train_loop
 
 from odin_nerfstudio.comm.checkpoint import checkpoint_path, read_checkpoint
+from odin_nerfstudio.comm.device_exchange import DeviceExchange
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.methods import odin_splatfacto
+from odin_nerfstudio.splat.fused import FusedSparseExchange, FusedSplatExchange
+from odin_nerfstudio.splat.runner import UnitRunner
 from odin_nerfstudio.splat.trainer import OdinTrainerConfig
+from odin_nerfstudio.splat.unit import UnitExchange
 from odin_nerfstudio.viewer.heatmap import History
 
 
@@ -38,6 +42,17 @@ def make_config(capture: Path, output_dir: Path, **changes: Any) -> OdinTrainerC
     for name, value in changes.items():
         setattr(config, name, value)
     return config
+
+
+def between_gpus() -> None:
+    """From here on runs of this process exchange as GPUs do, with the kernels' twins."""
+
+    def make(runner: UnitRunner, replicated: bool, link: Any) -> UnitExchange:
+        timeline = runner.timeline
+        moved = DeviceExchange(runner._world, runner._record_marked, lambda: timeline.recording, timeline.stopwatch)
+        return (FusedSparseExchange if replicated else FusedSplatExchange)(runner._model, moved, timeline)
+
+    UnitRunner._make_exchange = make  # type: ignore[method-assign]
 
 
 def run(config: OdinTrainerConfig, world: World | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Row blocks that travel between ranks while the compute thread goes on (design §3.1, §3.2)."""
+"""Row blocks that travel between the CPUs of ranks while the compute thread goes on (design §3.1, §3.2)."""
 
 from __future__ import annotations
 
@@ -68,18 +68,13 @@ class Transfer:
 class Job(Future[list[Tensor]]):
     """The future of one exchange: the blocks that arrived, one for each source rank."""
 
-    def __init__(
-        self, name: str, unit: int, blocks: Sequence[Tensor], signal: Signal, stream: torch.cuda.Stream | None
-    ) -> None:
+    def __init__(self, name: str, unit: int, blocks: Sequence[Tensor], signal: Signal) -> None:
         super().__init__()
         self.name = name
         self.unit = unit
         self.signal = signal
         """This rank's; once the job is done, that of all ranks together."""
         self.blocks = [block.detach().contiguous() for block in blocks]
-        self.stream = stream
-        """The stream that computes: it writes the blocks and reads what arrives. None on a CPU."""
-        self.written = stream.record_event() if stream else None
 
     def __str__(self) -> str:
         return f"{self.name} of unit {self.unit}"
@@ -106,7 +101,6 @@ class Exchange:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._waiting_for = "no rank yet"
         self._closed = False
-        self._stream = torch.cuda.Stream(world.device) if world.size > 1 and world.device.type == "cuda" else None
         if world.size > 1:
             self._group: Any = dist.new_group(timeout=PATIENCE)
             # A peer that never answers must not keep this process from ending.
@@ -131,8 +125,7 @@ class Exchange:
             raise ValueError("the exchange is closed")
         if len(blocks) != self.world.size:
             raise ValueError(f"{len(blocks)} blocks for {self.world.size} ranks")
-        stream = torch.cuda.current_stream(self.world.device) if self._stream else None
-        job = Job(name, unit, blocks, signal, stream)
+        job = Job(name, unit, blocks, signal)
         if self.world.size == 1:
             job.set_result(job.blocks)
         else:
@@ -177,8 +170,7 @@ class Exchange:
             try:
                 if failure is not None:  # the ranks are out of step from there on
                     raise failure
-                with torch.cuda.stream(self._stream):
-                    job.set_result(self._transfer(job))
+                job.set_result(self._transfer(job))
             except BaseException as error:
                 failure = error
                 job.set_exception(error)
@@ -187,8 +179,6 @@ class Exchange:
         start = time.perf_counter()
         rank, blocks = self.world.rank, job.blocks
         peers = [peer for peer in range(self.world.size) if peer != rank]
-        if self._stream is not None and job.written is not None:
-            self._stream.wait_event(job.written)
         # Which job it is travels with the counts too: blocks of two different jobs must not pass for each other.
         tag = zlib.crc32(str(job).encode())
         headers = torch.tensor([[len(block), tag, job.signal] for block in blocks], device=blocks[0].device)
@@ -201,9 +191,6 @@ class Exchange:
             job.signal |= Signal(counts[peer][2])
         arrived = [block.new_empty((counts[source][0], *blocks[0].shape[1:])) for source, block in enumerate(blocks)]
         arrived[rank] = blocks[rank]
-        for block in arrived:
-            if job.stream is not None:
-                block.record_stream(job.stream)
         begun = time.perf_counter()
         outgoing = {peer: as_bytes(blocks[peer]) for peer in peers if blocks[peer].numel()}
         incoming = {peer: as_bytes(arrived[peer]) for peer in peers if arrived[peer].numel()}
@@ -223,13 +210,9 @@ class Exchange:
             return
         works = dist.batch_isend_irecv(operations)
         peers = [f"rank {operation.peer}" for operation in operations]
-        if len(works) < len(peers):  # NCCL answers with one piece of work for all
-            peers = ["the other ranks"]
         for work, peer in zip(works, peers, strict=True):
             self._waiting_for = f"{peer} in {job}"
             try:
                 work.wait()
             except RuntimeError as error:
                 raise PeerError(f"{job}: {peer} ended or cannot be reached from rank {self.world.rank}.") from error
-        if self._stream is not None:
-            self._stream.synchronize()

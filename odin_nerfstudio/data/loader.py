@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
 from torch import Tensor
 
-from odin_nerfstudio.data.dataset import UndistortedDataset
+if TYPE_CHECKING:
+    from odin_nerfstudio.data.dataset import UndistortedDataset
 
 View = dict[str, Any]
 """One decoded view: ``image`` ((H, W, C) uint8), ``mask`` where there is one, ``image_idx``."""
@@ -44,7 +45,7 @@ class ViewLoader:
         if not len(self.dataset):
             return
         first = self.get(0)
-        fitting = min(len(self.dataset), max(1, int(self._budget // max(_bytes(first), 1))))
+        fitting = min(len(self.dataset), max(1, int(self._budget // max(bytes_of(first), 1))))
         self.prefetch(range(1, fitting))
         for index in track(range(1, fitting), description=description, transient=True):
             self.get(index)
@@ -55,6 +56,15 @@ class ViewLoader:
             if index not in self._kept and index not in self._coming:
                 self._coming[index] = self._pool.submit(self.dataset.get_data, index, "uint8")
 
+    def decoding(self, index: int) -> Future[View]:
+        """What becomes the view; it is decoded already, or has begun to be. Not to be written to."""
+        if index not in self._kept:
+            self.prefetch([index])
+            return self._coming[index]
+        decoded: Future[View] = Future()
+        decoded.set_result(self._kept[index])
+        return decoded
+
     def get(self, index: int) -> View:
         """The view, waiting for it if it must; a copy of the dictionary, not of its tensors.
 
@@ -64,12 +74,13 @@ class ViewLoader:
         if index not in self._kept:
             self.prefetch([index])
             view = self._coming.pop(index).result()
-            size = _bytes(view)
+            size = bytes_of(view)
             if self._kept_bytes + size > self._budget:
                 return view
             self._kept[index], self._kept_bytes = view, self._kept_bytes + size
         return dict(self._kept[index])
 
 
-def _bytes(view: View) -> int:
+def bytes_of(view: View) -> int:
+    """Memory of a view's tensors."""
     return sum(value.nbytes for value in view.values() if isinstance(value, Tensor))

@@ -6,7 +6,7 @@ Nothing here decides anything. Sets of rows are packed bitmaps, so that watching
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from odin_nerfstudio.shadow.bitmap import Bitmap, count_bits
+from odin_nerfstudio.shadow.readback import counts_to_host
 
 WINDOW = 32
 """Units that a unit is compared with, and over which a primitive's contention is counted."""
@@ -60,6 +61,21 @@ class Conflicts:
             for step, counts in self.groups.items()
         }
         return Conflicts(ranks, {**other.groups, **groups})
+
+
+@dataclass(frozen=True)
+class Touched:
+    """Rows of this owner that views of a rank read, or wrote."""
+
+    rank: int
+    rows: Tensor
+    """(R,) int64."""
+    chosen: Tensor | None = None
+    """(R,) bool: which of them are meant; None: all."""
+
+    def set_of(self, num_rows: int) -> Bitmap:
+        """The same as a set out of ``num_rows``."""
+        return Bitmap.from_rows(self.rows, num_rows, self.chosen)
 
 
 @dataclass(frozen=True)
@@ -111,56 +127,58 @@ class Contention:
         self._open: dict[int, _Open] = {}
         self._past: deque[_Past] = deque()
 
-    def read(self, step: int, scope: Bitmap, stale: Bitmap, reads: Iterable[tuple[int, Tensor]]) -> None:
+    def read(self, step: int, scope: Bitmap, stale: Bitmap, reads: Iterable[Touched]) -> None:
         """A unit has read its scope.
 
         Args:
             step: of the unit; it may be the second one in flight.
             scope: what its views may read.
             stale: what it read before its publication.
-            reads: rank and rows ((R,) int64) that a view of this rank was made of, for each view.
+            reads: what the views of ranks were made of.
         """
         nothing = Bitmap.empty(self._num_rows, self._device).words
         by_rank = nothing.repeat(self._world_size, 1)
-        for rank, rows in reads:
-            by_rank[rank] |= Bitmap.from_rows(rows, self._num_rows).words
+        for touched in reads:
+            by_rank[touched.rank] |= touched.set_of(self._num_rows).words
         self._open = {other: unit for other, unit in self._open.items() if other == step - 1}
         self._open[step] = _Open(scope.words, stale.words, by_rank, torch.zeros_like(by_rank))
 
-    def wrote(self, step: int, rank: int, rows: Tensor) -> None:
-        """Views of a rank have a gradient for some rows ((R,) int64) of a unit that has read. May be told in parts."""
+    def wrote(self, step: int, touched: Touched) -> None:
+        """Views of a rank have a gradient for some rows of a unit that has read. May be told in parts."""
         if step in self._open:
-            self._open[step].writes[rank] |= Bitmap.from_rows(rows, self._num_rows).words
+            self._open[step].writes[touched.rank] |= touched.set_of(self._num_rows).words
 
-    def finish(self, step: int) -> Conflicts | None:
+    def finish(self, step: int) -> Callable[[], Conflicts] | None:
         """All that a unit wrote is known.
 
         Returns:
-            With whom it met; None for a unit that was not watched from its beginning.
+            With whom it met, to be asked for once the device has counted; None for a unit that was not watched from its
+            beginning.
         """
         unit = self._open.pop(step, None)
         if unit is None:
             return None
         written, size = _union(unit.writes), self._world_size
         pairs = unit.writes[:, None] & unit.writes[None]
-        pairs[range(size), range(size)] = 0
+        pairs.diagonal().zero_()
         met = _union(pairs.flatten(0, 1))
-        ranks = {"raw": [[0] * size] * size, "waw": count_bits(pairs).tolist(), "delayed": [[0] * size] * size}
-        groups: dict[int, dict[str, int]] = {}
-        if self._past:
-            others = torch.stack([other.written for other in self._past])
-            counts = zip(*(count_bits(others & words).tolist() for words in (unit.scope, written)), strict=True)
-            for other, (raw, waw) in zip(self._past, counts, strict=True):
-                groups[other.step] = {"raw": raw, "waw": waw, "delayed": 0}
-        if self._past and (before := self._past[-1]).step == step - 1:
+        counts = {"waw": count_bits(pairs)}
+        others = [other.step for other in self._past]
+        before = self._past[-1] if self._past and self._past[-1].step == step - 1 else None
+        if others:
+            past = torch.stack([other.written for other in self._past])
+            counts |= {"groups raw": count_bits(past & unit.scope), "groups waw": count_bits(past & written)}
+        if before is not None:
             read = unit.reads[:, None] & before.writes[None]
-            ranks |= {"raw": count_bits(read).tolist(), "delayed": count_bits(read & unit.stale).tolist()}
-            groups[before.step]["delayed"] = int(count_bits(before.written & unit.scope & unit.stale))
+            counts |= {"raw": count_bits(read), "delayed": count_bits(read & unit.stale)}
+            counts["groups delayed"] = count_bits(before.written & unit.scope & unit.stale)[None]
             met |= unit.scope & before.written
         self._past.append(_Past(step, unit.writes, written, met))
         while len(self._past) > self.window:
             self._past.popleft()
-        return Conflicts(ranks, groups)
+        coming = counts_to_host(torch.cat([numbers.flatten() for numbers in counts.values()]))
+        shapes = {kind: numbers.shape for kind, numbers in counts.items()}
+        return lambda: _conflicts(coming.get(), shapes, size, others, None if before is None else before.step)
 
     @property
     def share(self) -> Tensor:
@@ -169,6 +187,30 @@ class Contention:
         for unit in self._past:
             total += Bitmap(unit.met, self._num_rows).mask()
         return total / max(1, len(self._past))
+
+
+def _conflicts(
+    numbers: list[int], shapes: dict[str, torch.Size], size: int, others: list[int], before: int | None
+) -> Conflicts:
+    """What was counted, by name, as people look at it.
+
+    Args:
+        numbers: the counts, one kind after the other.
+        shapes: of the counts, by kind.
+        size: G, ranks.
+        others: earlier units, oldest first.
+        before: the unit just before, if it was watched.
+    """
+    counts, end = {}, 0
+    for kind, shape in shapes.items():
+        counts[kind] = torch.tensor(numbers[end : end + shape.numel()]).view(shape).tolist()
+        end += shape.numel()
+    ranks = {kind: counts.get(kind, [[0] * size] * size) for kind in KINDS}
+    groups = {
+        step: {"raw": raw, "waw": waw, "delayed": counts["groups delayed"][0] if step == before else 0}
+        for step, raw, waw in zip(others, counts.get("groups raw", []), counts.get("groups waw", []), strict=True)
+    }
+    return Conflicts(ranks, groups)
 
 
 def _union(words: Tensor) -> Tensor:

@@ -37,22 +37,15 @@ def check_order(unit: TaskUnit) -> None:
         raise HazardError(f"unit {unit.step} may not publish before unit {unit.producer.step} has finished")
 
 
-def check_reads(unit: TaskUnit, rows: Tensor, read: Tensor, now: Tensor) -> None:
-    """WAR and lost updates: nobody published a row between its reading and its publication by this unit.
+def moved(unit: TaskUnit, rows: Bitmap, read: Tensor, now: Tensor) -> Bitmap:
+    """WAR and lost updates: rows that somebody published between their reading and their publication by this unit.
 
     Rows that were read before their publication on purpose are left out.
 
     Args:
         unit: the unit that is about to publish.
-        rows: (R,) int64 it publishes.
-        read: (R,) their versions when it read them.
-        now: (R,) their versions now.
-
-    Raises:
-        HazardError: when another publication came in between.
+        rows: those that it publishes.
+        read: (N,) the version of every row when it was read.
+        now: (N,) their versions now.
     """
-    moved = rows[read != now]
-    if len(moved):
-        moved = moved[~unit.stale.contains(moved)]
-    if len(moved):
-        raise HazardError(f"row {int(moved[0])} was published by others since unit {unit.step} read it")
+    return Bitmap.from_mask(read != now) & rows - unit.stale

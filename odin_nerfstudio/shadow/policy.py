@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from odin_nerfstudio.shadow import hazards
-from odin_nerfstudio.shadow.bitmap import Bitmap
+from odin_nerfstudio.shadow.bitmap import Bitmap, count_bits
 from odin_nerfstudio.shadow.unit import TaskUnit
 
 
@@ -21,6 +21,12 @@ class Quality:
     """Whether anything is read while another unit is in flight."""
     delays: ClassVar[bool] = False
     """Whether rows may be read before their publication at all."""
+    validates: ClassVar[bool] = True
+    """Whether early rows are none that the unit before may still write. Without that a run is fast and wrong."""
+
+    def ahead(self, scope: Bitmap, before: Bitmap) -> Bitmap:
+        """Rows of a scope that are read while the unit before, with another scope, is in flight; see ``overlaps``."""
+        return scope - before
 
     def early(self, unit: TaskUnit) -> Bitmap:
         """Rows that the unit reads without waiting for anyone."""
@@ -34,9 +40,14 @@ class Quality:
         """Rows that the unit has to wait for still."""
         return hazards.held(unit)
 
-    def negligible(self, magnitudes: Tensor) -> Tensor:
-        """(A,) bool: which gradients readers can do without for a while, from their magnitudes ((A,), not negative)."""
-        return torch.zeros_like(magnitudes, dtype=torch.bool)
+    def negligible(self, magnitudes: Tensor, active: Tensor) -> Tensor:
+        """(R,) bool: which gradients readers can do without for a while.
+
+        Args:
+            magnitudes: (R,) not negative, size of each gradient.
+            active: (R,) bool: which of them count for the mean.
+        """
+        return torch.zeros_like(active)
 
     def delayed(self, unit: TaskUnit, stale_run: Tensor) -> Bitmap:
         """Held rows that the unit may read all the same.
@@ -83,13 +94,15 @@ class Throughput(Quality):
         if not (0 <= self.delay_ratio <= 1 and 0 <= self.max_delay <= 255):
             raise ValueError(f"delay_ratio must be in [0, 1] and max_delay in [0, 255], not {self}")
 
-    def negligible(self, magnitudes: Tensor) -> Tensor:
-        return magnitudes < self.delay_ratio * magnitudes.mean()
+    def negligible(self, magnitudes: Tensor, active: Tensor) -> Tensor:
+        mean = (magnitudes * active).sum() / active.sum().clamp_min(1)
+        return (magnitudes < self.delay_ratio * mean) & active
 
     def delayed(self, unit: TaskUnit, stale_run: Tensor) -> Bitmap:
-        late = self.held(unit)
-        # Before the producer's backward nothing is known to be negligible.
-        if unit.producer is None or late.count() > self.delay_ratio * unit.counts.scope:
+        if unit.producer is None:
             return unit.nothing
-        rows = ((late & unit.producer.negligible) - unit.handed).rows()
-        return Bitmap.from_rows(rows[stale_run[rows] < self.max_delay], late.size)
+        late = self.held(unit)
+        few = count_bits(late.words) <= self.delay_ratio * count_bits(unit.scope.words).double()
+        # Before the producer's backward nothing is known to be negligible.
+        patient = Bitmap.from_mask((stale_run < self.max_delay) & few)
+        return (late & unit.producer.negligible & patient) - unit.handed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from odin_nerfstudio.shadow.hazards import HazardError
@@ -13,60 +13,49 @@ SLOTS = 2
 """Units in flight at most."""
 
 
-class Slot:
-    """Gradient rows of one unit in flight. Buffers are kept from unit to unit and grow as needed."""
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """Gradients that were staged together."""
 
-    def __init__(self) -> None:
-        self.step: int | None = None
-        """The unit that uses the slot, None if it is free."""
-        self._rows = torch.empty(0, dtype=torch.int64)
-        self._gradients: dict[str, Tensor] = {}
-        self._staged = 0
+    rows: Tensor
+    """(R,) int64, all different."""
+    gradients: Mapping[str, Tensor]
+    """(R, ...) for each parameter."""
+    chosen: Tensor | None
+    """(R,) bool: which of the rows are meant; None: all."""
 
     @property
     def nbytes(self) -> int:
-        """Memory of the buffers, bytes."""
-        return sum(buffer.nbytes for buffer in (self._rows, *self._gradients.values()))
+        """Memory, bytes."""
+        return sum(tensor.nbytes for tensor in (self.rows, *self.gradients.values()))
 
-    def stage(self, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
-        """Copies gradients in.
 
-        Args:
-            rows: (R,) int64, on the device of the gradients.
-            gradients: (R, ...) for each parameter; the names, row shapes and dtypes of a run do not change.
-        """
-        end = self._staged + len(rows)
-        if end > len(self._rows) or self._rows.device != rows.device:
-            self._grow(end, rows.device)
-        self._rows[self._staged : end] = rows
-        for name, gradient in gradients.items():
-            if name not in self._gradients:
-                self._gradients[name] = gradient.new_empty(len(self._rows), *gradient.shape[1:])
-            self._gradients[name][self._staged : end] = gradient
-        self._staged = end
+@dataclass(eq=False)
+class Slot:
+    """What one unit in flight has staged. The tensors are the caller's, who leaves them alone until they are
+    published; nothing is copied."""
 
-    def _grow(self, needed: int, device: torch.device) -> None:
-        """Moves what is staged to larger buffers."""
-        rows, gradients = self.uncommitted()
-        # Some more than asked for, so that a slowly growing scene does not move the buffers at every unit.
-        self._rows = rows.new_empty(needed + needed // 8, device=device)
-        self._rows[: len(rows)] = rows
-        for name, gradient in gradients.items():
-            self._gradients[name] = gradient.new_empty(len(self._rows), *gradient.shape[1:])
-            self._gradients[name][: len(gradient)] = gradient
+    step: int | None = None
+    """The unit that uses the slot, None if it is free."""
+    parts: list[Staged] = field(default_factory=list)
+    """What was staged since the last :meth:`committed`."""
 
-    def uncommitted(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """What was staged since the last :meth:`committed`: views of the buffers, in the order of staging."""
-        return self._rows[: self._staged], {name: buffer[: self._staged] for name, buffer in self._gradients.items()}
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is staged, bytes."""
+        return sum(part.nbytes for part in self.parts)
+
+    def stage(self, rows: Tensor, gradients: Mapping[str, Tensor], chosen: Tensor | None) -> None:
+        """Keeps gradients; see :class:`Staged`."""
+        self.parts.append(Staged(rows, gradients, chosen))
 
     def committed(self) -> None:
         """Makes room again: all that is staged was committed."""
-        self._staged = 0
+        self.parts = []
 
     def clear(self) -> None:
-        """Frees the slot for another unit; the buffers stay."""
-        self.step = None
-        self._staged = 0
+        """Frees the slot for another unit."""
+        self.step, self.parts = None, []
 
 
 class StagingRing:
@@ -77,7 +66,7 @@ class StagingRing:
 
     @property
     def nbytes(self) -> int:
-        """Memory of both slots, bytes."""
+        """Memory of what is staged in both slots, bytes."""
         return sum(slot.nbytes for slot in self._slots)
 
     def __getitem__(self, step: int) -> Slot:

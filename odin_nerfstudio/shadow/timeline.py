@@ -6,21 +6,23 @@ Times are of the monotonic clock, which processes of one machine share.
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Literal
 
 from odin_nerfstudio.shadow.contention import Conflicts
+from odin_nerfstudio.shadow.stopwatch import HostStopwatch, Mark, Stopwatch
 
 Kind = Literal["compute", "communication", "wait"]
 """Work of the rank, transfers under way, and exposed wait: the compute stream stands still for other ranks."""
 Interval = tuple[int, int]
 """Begin and end, ns."""
+_DEFERRED = 4
+"""Units after which a device has certainly come to what was deferred, so that nobody waits for it."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,14 @@ class Timeline:
     Args:
         rank: whose timeline this is.
         steps: how many units to keep, 0 to record nothing at next to no cost.
+        stopwatch: tells when spans begin and end.
     """
 
-    def __init__(self, rank: int = 0, steps: int = 1000) -> None:
+    def __init__(self, rank: int = 0, steps: int = 1000, stopwatch: Stopwatch | None = None) -> None:
         self.rank = rank
+        self.stopwatch: Stopwatch = stopwatch or HostStopwatch()
+        self._coming: deque[tuple[int, Callable[[], None]]] = deque()
+        self._catching_up = threading.RLock()
         self.recording = steps > 0
         """Whether anything is recorded; may be changed at any time."""
         self._keep = steps
@@ -83,6 +89,28 @@ class Timeline:
                 if kind == "compute":
                     self._compute = None
 
+    def add_marked(self, kind: Kind, step: int, begin: Mark, end: Mark, name: str = "") -> None:
+        """Records a span between two marks of the stopwatch, once they have been passed."""
+        watch = self.stopwatch
+        if isinstance(watch, HostStopwatch):
+            self.add(kind, step, begin, end, name)
+        else:
+            self.defer(step, lambda: self.add(kind, step, watch.ns(begin), watch.ns(end), name))
+
+    def defer(self, step: int, record: Callable[[], None]) -> None:
+        """Lets something be recorded later, when a device has come to it: before anybody reads, or some units on."""
+        if self.recording:
+            with self._lock:
+                self._record(step)  # the unit has begun, although nothing is known of it
+            self._coming.append((step, record))
+            self._catch_up(step - _DEFERRED)
+
+    def _catch_up(self, before: int | None = None) -> None:
+        """Records what was deferred, of units before unit ``before`` or of all."""
+        with self._catching_up:
+            while self._coming and (before is None or self._coming[0][0] < before):
+                self._coming.popleft()[1]()
+
     def count(self, step: int, **amounts: int) -> None:
         """Adds to counters of unit ``step``: scope, early, late, delayed, fallback (primitives), bytes (sent), busier
         (bytes in the busier direction of each transfer, which is what a full-duplex link takes its time for),
@@ -100,6 +128,7 @@ class Timeline:
 
     def take(self, before: int) -> dict[int, StepRecord]:
         """Records of units before unit ``before`` that were not given out yet, for another process to absorb."""
+        self._catch_up()
         with self._lock:
             chosen = {step: record for step, record in self._records.items() if self._given_out < step < before}
             self._given_out = max(self._given_out, before - 1)
@@ -114,11 +143,11 @@ class Timeline:
 
     @contextmanager
     def _span(self, kind: Kind, step: int, name: str) -> Iterator[None]:
-        begin = time.monotonic_ns()
+        begin = self.stopwatch.mark()
         try:
             yield
         finally:
-            self.add(kind, step, begin, time.monotonic_ns(), name)
+            self.add_marked(kind, step, begin, self.stopwatch.mark(), name)
 
     def _record(self, step: int) -> StepRecord:
         if step not in self._records:
@@ -136,11 +165,13 @@ class Timeline:
     @property
     def steps(self) -> list[int]:
         """Units that are recorded, in the order in which they began."""
+        self._catch_up()
         with self._lock:
             return list(self._records)
 
     def spans(self, step: int | None = None) -> list[Span]:
         """Spans of one unit, or of all that are recorded."""
+        self._catch_up()
         with self._lock:
             return [span for record in self._chosen(step) for span in record.spans]
 
@@ -150,24 +181,28 @@ class Timeline:
 
     def is_finished(self, step: int) -> bool:
         """Whether a unit is recorded to its end."""
+        self._catch_up()
         with self._lock:
             record = self._records.get(step)
             return record is not None and record.finished
 
     def record(self, step: int) -> StepRecord:
         """A copy of what is recorded of a unit, which no longer changes."""
+        self._catch_up()
         with self._lock:
             record = self._records[step]
             return replace(record, spans=list(record.spans), counts=Counter(record.counts))
 
     def conflicts(self, step: int) -> Conflicts | None:
         """With which units and ranks a unit met, if that is known."""
+        self._catch_up()
         with self._lock:
             record = self._records.get(step)
             return None if record is None else record.conflicts
 
     def counts(self, step: int | None = None) -> dict[str, int]:
         """Counters of one unit, or their sums over all that are recorded."""
+        self._catch_up()
         total: Counter[str] = Counter()
         with self._lock:
             for record in self._chosen(step):

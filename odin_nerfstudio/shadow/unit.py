@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from odin_nerfstudio.shadow.bitmap import Bitmap
+from torch import Tensor
+
+from odin_nerfstudio.shadow.bitmap import Bitmap, count_all
 
 
-@dataclass
+@dataclass(frozen=True)
 class UnitCounts:
     """How a unit read its scope, in primitives. Once it has read everything, ``early + late = scope``."""
 
@@ -33,48 +35,66 @@ class TaskUnit:
     """Rows it may read (hook 1)."""
     producer: TaskUnit | None
     """The unit in flight when this one was admitted, None if there was none; dropped when this one is finished."""
-    handed: Bitmap = field(init=False)
-    """Rows handed out to the reader so far."""
+    early: Bitmap = field(init=False)
+    """Rows handed out so far that it did not have to wait for."""
+    late: Bitmap = field(init=False)
+    """Rows handed out so far that had to be published first."""
+    stale: Bitmap = field(init=False)
+    """Rows handed out before their publication."""
     settled: Bitmap = field(init=False)
     """Rows of which it is known whether they have a gradient (hook 2)."""
     staged: Bitmap = field(init=False)
     """Rows whose gradient is staged."""
     published: Bitmap = field(init=False)
     """Rows whose new value readers see."""
-    stale: Bitmap = field(init=False)
-    """Rows that were handed out before their publication."""
     negligible: Bitmap = field(init=False)
     """Active rows whose gradient is small enough that others may read them before their publication."""
     active: Bitmap | None = None
     """Settled rows with a gradient (hook 2); None until something is settled."""
+    settled_all: bool = False
+    """Whether the backward is done and has reached the whole scope."""
     finished: bool = False
     """Whether everything is published (hook 3)."""
-    counts: UnitCounts = field(default_factory=UnitCounts)
 
     def __post_init__(self) -> None:
-        self.handed = self.settled = self.staged = self.published = self.stale = self.negligible = self.nothing
+        self.early = self.late = self.stale = self.nothing
+        self.settled = self.staged = self.published = self.negligible = self.nothing
 
     @property
     def nothing(self) -> Bitmap:
         """No row."""
-        return self.scope - self.scope
+        return Bitmap.empty(self.scope.size, self.scope.words.device)
+
+    @property
+    def handed(self) -> Bitmap:
+        """Rows handed out to the reader so far."""
+        return self.early | self.late | self.stale
+
+    @property
+    def unread(self) -> Bitmap:
+        """Rows of the scope that were not handed out yet."""
+        return self.scope - self.handed
 
     @property
     def complete(self) -> bool:
         """Whether its whole scope was handed out."""
-        return self.counts.early + self.counts.late == self.counts.scope
+        return not self.unread
 
     @property
-    def is_settled(self) -> bool:
-        """Whether its backward is done and has reached its whole scope."""
-        return self.active is not None and not self.scope - self.settled
+    def unsettled(self) -> Bitmap:
+        """Rows that its backward has not reached yet."""
+        return self.scope - self.settled
 
     @property
     def writes(self) -> Bitmap:
         """Rows that this unit publishes, as far as is known: what is not settled of its scope, and its active set."""
-        return self.scope if self.active is None else (self.scope - self.settled) | self.active
+        return self.scope if self.active is None else self.unsettled | self.active
 
     @property
     def pending(self) -> Bitmap:
         """Rows that this unit writes and has not published."""
         return self.writes - self.published
+
+    def sizes(self) -> Tensor:
+        """(4,) int64 rows in the scope, and handed out as early, late and stale ones, without waiting for a device."""
+        return count_all((self.scope, self.early, self.late, self.stale))

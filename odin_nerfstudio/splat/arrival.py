@@ -44,13 +44,13 @@ def as_leaves(splats: Splats) -> Splats:
 
 def gradients_as_arrived(leaves: Sequence[Splats], order: Tensor) -> Tensor:
     """(M, 12) gradients of the leaves of all views, in the order in which the splats had arrived."""
-    gradients = torch.cat([torch.empty(0, 12, device=order.device), *map(_pack_gradients, leaves)])
+    gradients = torch.cat([torch.empty(0, 12, device=order.device), *map(pack_gradients, leaves)])
     arrived = torch.empty_like(gradients)
     arrived[order] = gradients
     return arrived
 
 
-def _pack_gradients(leaves: Splats) -> Tensor:
+def pack_gradients(leaves: Splats) -> Tensor:
     """(M, 12) gradients of one view's leaves, zero where the image does not depend on them."""
     grads = {
         name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,12 +19,15 @@ from odin_nerfstudio.data.capture import plan_cameras
 from odin_nerfstudio.data.dataset import UndistortedDataset
 from odin_nerfstudio.data.loader import ViewLoader
 from odin_nerfstudio.data.manager import CaptureManager
+from odin_nerfstudio.data.upload import DeviceViews
 from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.plan.capture import Capture
 from odin_nerfstudio.plan.plan import Plan
 from odin_nerfstudio.plan.schedule import ScheduleConfig
 
 GIB = 1 << 30
+KEPT_CAMERAS = 4096
+"""The most cameras of training views that are kept one by one."""
 Batch = dict[str, Any]
 
 
@@ -43,8 +46,10 @@ class OdinDataManagerConfig(FullImageDatamanagerConfig):
     """In which order views are trained on."""
     cache_gib: float = 4.0
     """Memory for decoded training images, in GiB. What does not fit is read again from disk, ahead of its turn."""
+    gpu_cache_gib: float = 1.0
+    """Memory of the GPU for training images, in GiB. What does not fit is copied there again, ahead of its turn."""
     prefetch_groups: int = 3
-    """Groups whose images are decoded ahead."""
+    """Groups whose images are decoded, and copied to the GPU, ahead."""
     # What FullImageDatamanager decides by these, the schedule and the loader decide here.
     cache_images: Annotated[Literal["cpu", "gpu"], tyro.conf.Suppress] = "cpu"
     cache_images_type: Annotated[Literal["uint8", "float32"], tyro.conf.Suppress] = "uint8"
@@ -96,9 +101,12 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
         return plan
 
     @cached_property
-    def train_views(self) -> ViewLoader:
-        """Training views, decoded ahead of their turn."""
-        return ViewLoader(self.train_dataset, int(self.config.cache_gib * GIB))
+    def train_views(self) -> ViewLoader | DeviceViews:
+        """Training views, decoded and, if they are used on a GPU, copied there ahead of their turn."""
+        views, device = ViewLoader(self.train_dataset, int(self.config.cache_gib * GIB)), torch.device(self.device)
+        if device.type != "cuda":
+            return views
+        return DeviceViews(views, device, int(self.config.gpu_cache_gib * GIB))
 
     @cached_property
     def eval_views(self) -> ViewLoader:
@@ -113,13 +121,14 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
             ``image`` ((H, W, C) uint8) and ``mask`` on this rank's device.
         """
         views = self._views_of(step)
-        for ahead in range(1, self.config.prefetch_groups + 1):
+        for ahead in range(self.config.prefetch_groups + 1):
             self.train_views.prefetch(self._views_of(step + ahead))
-        return [self._on_device(self.train_dataset, self.train_views, view) for view in views]
+        return [(self.train_camera(view), self._on_device(self.train_views, view)) for view in views]
 
     def train_camera(self, view: int) -> Cameras:
-        """The camera of a training view: shape (1,), on the CPU, its index in ``metadata["cam_idx"]``."""
-        return _indexed(self.train_dataset.cameras, view)
+        """The camera of a training view: shape (1,), on the CPU, its index in ``metadata["cam_idx"]``. Not to be
+        changed: the next one to ask gets the same."""
+        return self._train_camera(view)
 
     def next_train(self, step: int) -> tuple[Cameras, Batch]:
         """The first view of the group; nerfstudio's interface knows no groups."""
@@ -129,7 +138,7 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
         """One evaluation view, drawn for this step."""
         generator = keyed_generator(self.seed, "eval", step)
         view = int(torch.randint(len(self.eval_dataset), (), generator=generator))
-        return self._on_device(self.eval_dataset, self.eval_views, view)
+        return self.eval_view(view)
 
     @property
     def fixed_indices_eval_dataloader(self) -> EvalViews:
@@ -141,13 +150,21 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
         cameras = self.train_dataset.cameras
         return int((cameras.width * cameras.height).float().mean() * self.config.batch_per_rank)
 
+    @cached_property
+    def _train_camera(self) -> Callable[[int], Cameras]:
+        # To take a camera out of nerfstudio's costs a quarter of a millisecond, and a step asks twice.
+        return lru_cache(KEPT_CAMERAS)(partial(_indexed, self.train_dataset.cameras))
+
     def _views_of(self, step: int) -> list[int]:
         return self.plan.schedule.group(step).of_rank(self.rank).tolist()
 
-    def _on_device(self, dataset: UndistortedDataset, views: ViewLoader, index: int) -> tuple[Cameras, Batch]:
+    def eval_view(self, index: int) -> tuple[Cameras, Batch]:
+        """An evaluation view, its tensors on this rank's device."""
+        return _indexed(self.eval_dataset.cameras, index), self._on_device(self.eval_views, index)
+
+    def _on_device(self, views: ViewLoader | DeviceViews, index: int) -> Batch:
         batch = views.get(index)
-        batch = {k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-        return _indexed(dataset.cameras, index), batch
+        return {k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
 
 class EvalViews:
@@ -163,7 +180,7 @@ class EvalViews:
         manager = self._manager
         for index in range(len(self)):
             manager.eval_views.prefetch(range(index + 1, min(index + 2, len(self))))
-            yield manager._on_device(manager.eval_dataset, manager.eval_views, index)
+            yield manager.eval_view(index)
 
 
 def _indexed(cameras: Cameras, index: int) -> Cameras:

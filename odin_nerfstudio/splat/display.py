@@ -16,7 +16,7 @@ from odin_nerfstudio.viewer.heatmap import History
 
 def own_history(model: OdinSplatfactoModel, runner: UnitRunner, rank: int, step: int) -> History:
     """What was recorded of this rank's primitives by the end of unit ``step``."""
-    versions = runner.versions
+    versions = runner.versions.clone()  # publications change it in place
     return History(model.ids, torch.full_like(versions, rank), runner.conflict, versions, step)
 
 

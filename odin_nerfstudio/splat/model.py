@@ -12,7 +12,7 @@ from nerfstudio.cameras.camera_optimizers import CameraOptimizer
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.optimizers import Optimizers
-from nerfstudio.model_components.lib_bilagrid import BilateralGrid
+from nerfstudio.model_components.lib_bilagrid import BilateralGrid, total_variation_loss
 from nerfstudio.models.splatfacto import (
     RGB2SH,
     SplatfactoModel,
@@ -29,13 +29,18 @@ from torchmetrics.image import PeakSignalNoiseRatio
 
 from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.runs.perceptual import LazyLPIPS
-from odin_nerfstudio.shadow.optimizer import LazyAdam
-from odin_nerfstudio.shadow.scope import in_scope
-from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shard, SplatStatistics, alone, catch_up
+from odin_nerfstudio.shadow.optimizer import LazyAdam, catch_up_rows, drift_tables
+from odin_nerfstudio.shadow.scope import in_scope, views_in_scope
+from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shard, SplatStatistics, alone
+from odin_nerfstudio.splat.l1_ssim import is_fused, l1_ssim
+from odin_nerfstudio.splat.metrics import psnr
 from odin_nerfstudio.splat.outputs import Outputs
 from odin_nerfstudio.splat.raster import PinholeCamera, Rasterizer, RasterSettings, Rows, Splats, select_rasterizer
 from odin_nerfstudio.splat.regularisers import anisotropy, mean_opacity, mean_scale
 from odin_nerfstudio.viewer.heatmap import HEATMAPS, History
+
+KEPT_PINHOLES = 4096
+"""The most cameras of training views, two small matrices each, that a model keeps on its device."""
 
 
 @dataclass
@@ -100,6 +105,8 @@ class OdinSplatfactoModel(SplatfactoModel):
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64), persistent=False)
         self.set_ids()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._pinholes: dict[int, PinholeCamera] = {}
+        self._pinholes_for: tuple[torch.device, int] | None = None
         self.display: Rows | None = None
         """A copy of the whole scene, or of most of it, for looks at it while this rank has a part only."""
         self.history: History | None = None
@@ -126,7 +133,7 @@ class OdinSplatfactoModel(SplatfactoModel):
         rows = self.display
         if rows is None:
             scope = self.scope([pinhole], self.step)
-            catch_up(self.optimizers, scope)
+            catch_up_rows(self.optimizers, scope)
             rows = self.rows(scope)
         if self.crop_box is not None and not self.training:
             inside = self.crop_box.within(rows.means).reshape(-1)
@@ -151,13 +158,15 @@ class OdinSplatfactoModel(SplatfactoModel):
             the scene in the colours of :data:`~odin_nerfstudio.viewer.heatmap.HEATMAPS`, (H, W, 3) each.
         """
         absgrad = self.training and self.strategy.absgrad
-        image = self.rasterizer.rasterize(splats, pinhole.width, pinhole.height, absgrad=absgrad)
+        with_depth = self.config.output_depth_during_training or not self.training
+        size = pinhole.width, pinhole.height
+        image = self.rasterizer.rasterize(splats, *size, absgrad=absgrad, depth=with_depth)
         background = self._background(camera)
         rgb = torch.clamp(image.rgb + (1 - image.alpha) * background, 0.0, 1.0)
         if self.config.use_bilateral_grid and self.training and "cam_idx" in (camera.metadata or {}):
             rgb = self._apply_bilateral_grid(rgb[None], camera.metadata["cam_idx"], pinhole.height, pinhole.width)[0]
         depth = None
-        if self.config.output_depth_during_training or not self.training:
+        if image.depth is not None:
             farthest = image.depth.detach().max()
             depth = torch.where(image.alpha > 0, image.depth, farthest)
         if not self.training:
@@ -219,6 +228,39 @@ class OdinSplatfactoModel(SplatfactoModel):
         rows = inside.nonzero()[:, 0]
         return rows if among is None else among[rows]
 
+    @torch.no_grad()
+    def scopes(self, table: Tensor, step: int, pending: int) -> Tensor:
+        """Rows that each camera may touch, wherever steps that are still to come may move them.
+
+        Args:
+            table: (V, 18) cameras; see :func:`~odin_nerfstudio.shadow.scope.views_in_scope`.
+            step: of the run.
+            pending: steps that may still change rows by their gradients.
+
+        Returns:
+            (V, W) int64 bitmaps.
+        """
+        settings = self.raster_settings(step)
+        means_drift, scales_drift = (self._drift_tables(name, pending) for name in ("means", "scales"))
+        return views_in_scope(
+            self.means.detach(),
+            self.scales.detach(),
+            table,
+            near=settings.near,
+            far=settings.far,
+            eps2d=settings.eps2d,
+            means_drift=means_drift,
+            scales_drift=scales_drift,
+        )
+
+    def _drift_tables(self, name: str, pending: int) -> tuple[Tensor, Tensor] | None:
+        tables = drift_tables(self.optimizers[name], pending) if name in self.optimizers else None
+        return tables and (tables[0], tables[1].to(self.means.dtype))
+
+    def all_rows(self) -> Rows:
+        """All rows of this rank as they are, outside any graph."""
+        return Rows(self.ids, **{name: param.detach() for name, param in self.gauss_params.items()})
+
     def _drift(self, name: str) -> Tensor | None:
         optimizer = self.optimizers.get(name)
         return optimizer.drift() if isinstance(optimizer, LazyAdam) else None
@@ -228,18 +270,38 @@ class OdinSplatfactoModel(SplatfactoModel):
         return self.config.strategy == "mcmc" or (self.config.use_scale_regularization and step % 10 == 0)
 
     def pinhole(self, camera: Cameras, step: int) -> PinholeCamera:
-        """nerfstudio's camera (OpenGL axes, camera → world) as the rasterizers take it, at a step's resolution."""
+        """nerfstudio's camera (OpenGL axes, camera → world) as the rasterizers take it, at a step's resolution.
+
+        The last :data:`KEPT_PINHOLES` of training views are kept, unless poses are learned.
+
+        Args:
+            camera: of shape (1,); ``metadata["cam_idx"]`` is a training view's index.
+            step: of the run.
+        """
+        halvings = max(self.config.num_downscales - step // self.config.resolution_schedule, 0) if self.training else 0
+        view = (camera.metadata or {}).get("cam_idx")
+        if view is None or not self.training or self.config.camera_optimizer.mode != "off":
+            return self._pinhole(camera, 2**halvings)
+        if self._pinholes_for != (self.device, halvings):
+            self._pinholes, self._pinholes_for = {}, (self.device, halvings)
+        pinhole = self._pinholes.get(view)
+        if pinhole is None:
+            if len(self._pinholes) >= KEPT_PINHOLES:
+                self._pinholes.pop(next(iter(self._pinholes)))  # the oldest; a unit asks twice in a row for its own
+            pinhole = self._pinholes[view] = self._pinhole(camera, 2**halvings)
+        return pinhole
+
+    def _pinhole(self, camera: Cameras, factor: int) -> PinholeCamera:
+        """The camera for images ``factor`` times smaller, with its learned pose in training."""
         c2w = self.camera_optimizer.apply_to_camera(camera) if self.training else camera.camera_to_worlds
         rotation = (c2w[0, :3, :3] * c2w.new_tensor([1.0, -1.0, -1.0])).T
         top = torch.cat([rotation, -rotation @ c2w[0, :3, 3:4]], dim=1)
         viewmat = torch.cat([top, c2w.new_tensor([[0.0, 0.0, 0.0, 1.0]])])
-        halvings = max(self.config.num_downscales - step // self.config.resolution_schedule, 0)
-        factor = 2**halvings if self.training else 1
-        camera.rescale_output_resolution(1 / factor)
         K = camera.get_intrinsics_matrices()[0]
-        width, height = int(camera.width.item()), int(camera.height.item())
-        camera.rescale_output_resolution(factor)
-        return PinholeCamera(viewmat.to(self.means), K.to(self.means), width, height)
+        K[:2] /= factor
+        width, height = int(camera.width.item()) // factor, int(camera.height.item()) // factor
+        viewmat, K = (matrix.to(self.means, non_blocking=True) for matrix in (viewmat, K))
+        return PinholeCamera(viewmat, K, width, height)
 
     def raster_settings(self, step: int) -> RasterSettings:
         """How images are formed at a step."""
@@ -249,8 +311,9 @@ class OdinSplatfactoModel(SplatfactoModel):
     def _background(self, camera: Cameras) -> Tensor:
         if self.training and self.config.background_color == "random":
             view = (camera.metadata or {}).get("cam_idx", 0)
-            return torch.rand(3, generator=keyed_generator(self.seed, "background", self.step, view)).to(self.device)
-        return self.background_color.to(self.device)
+            color = torch.rand(3, generator=keyed_generator(self.seed, "background", self.step, view))
+            return color.to(self.device, non_blocking=True)
+        return self.background_color.to(self.device, non_blocking=True)
 
     # ---------------------------------------------------------------------------------------- losses and metrics
 
@@ -258,9 +321,35 @@ class OdinSplatfactoModel(SplatfactoModel):
         self, outputs: Outputs, batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
     ) -> dict[str, Tensor]:
         """Splatfacto's losses of one view; those over all primitives are :meth:`regularisers`."""
-        losses = super().get_loss_dict(outputs, batch, metrics_dict)
-        losses.pop("scale_reg")
+        if not is_fused(self.device):
+            losses = super().get_loss_dict(outputs, batch, metrics_dict)
+            losses.pop("scale_reg")
+            return losses
+        truth, prediction = self._truth(batch["image"], outputs["background"]), outputs["rgb"]
+        if "mask" in batch:
+            mask = self._downscale_if_required(batch["mask"]).to(self.device)
+            truth, prediction = truth * mask, prediction * mask
+        losses = {"main_loss": l1_ssim(prediction, truth, self.config.ssim_lambda)}
+        if self.training:
+            self.camera_optimizer.get_loss_dict(losses)
+            if self.config.use_bilateral_grid:
+                losses["tv_loss"] = 10 * total_variation_loss(self.bil_grids.grids)
         return losses
+
+    def get_metrics_dict(self, outputs: Outputs, batch: dict[str, Any]) -> dict[str, Any]:
+        """Splatfacto's metrics of one view; on a GPU without waiting for it, unless poses are learned."""
+        if self.device.type == "cpu" or self.config.color_corrected_metrics:
+            return super().get_metrics_dict(outputs, batch)
+        truth = self._truth(batch["image"], outputs["background"])
+        metrics = {"psnr": psnr(outputs["rgb"], truth), "gaussian_count": self.num_points}
+        self.camera_optimizer.get_metrics_dict(metrics)
+        return metrics
+
+    def _truth(self, image: Tensor, background: Tensor) -> Tensor:
+        """(H, W, 3) what a rendering should look like, of an image ((H, W, 3 or 4)); uint8 if that can stay so."""
+        if image.shape[2] == 3 and self._get_downscale_factor() == 1:
+            return image.to(self.device)
+        return self.composite_with_background(self.get_gt_img(image), background)
 
     def regularisers(self, step: int) -> dict[str, Tensor]:
         """This rank's shares of the losses over all primitives that act in a step, to be added once per step.

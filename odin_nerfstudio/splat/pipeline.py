@@ -128,13 +128,13 @@ class OdinPipeline(VanillaPipeline):
         return self.placement.keeps(means)
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Renders this rank's views of the group of ``step``.
+        """Renders this rank's views of the group of ``step``, which the runner has received.
 
         Returns:
             Outputs of each view; losses, whose sum over all ranks is the mean over the group plus the regularisers;
             metrics, means over this rank's views.
         """
-        views, leaves = self.datamanager.next_group(step), self.runner.receive(step)
+        views, leaves = self.datamanager.next_group(step), self.runner.leaves(step)
         with self.runner.timeline.span("compute", step, "render"):
             return self._render_group(step, views, leaves)
 

@@ -7,35 +7,38 @@ its backward. What goes when never shows in the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
 
+from odin_nerfstudio import kernels
+from odin_nerfstudio.comm.device_exchange import DeviceExchange, DeviceTransfer
 from odin_nerfstudio.comm.exchange import Exchange, Link, Signal, Transfer
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.runs.memory import peak_memory
+from odin_nerfstudio.shadow.bitmap import Bitmap
 from odin_nerfstudio.shadow.contention import Contention
 from odin_nerfstudio.shadow.graph import ShadowGraph
-from odin_nerfstudio.shadow.optimizer import LazyAdam
+from odin_nerfstudio.shadow.optimizer import announce_all, end_step, take_rows
 from odin_nerfstudio.shadow.policy import Quality
+from odin_nerfstudio.shadow.readback import counts_to_host
+from odin_nerfstudio.shadow.stopwatch import stopwatch_of
 from odin_nerfstudio.shadow.timeline import Timeline
 from odin_nerfstudio.splat.datamanager import OdinDataManager
-from odin_nerfstudio.splat.densify import catch_up
+from odin_nerfstudio.splat.fused import FusedSparseExchange, FusedSplatExchange
 from odin_nerfstudio.splat.model import OdinSplatfactoModel
 from odin_nerfstudio.splat.raster import PinholeCamera, Splats
 from odin_nerfstudio.splat.sparse_exchange import SparseExchange
 from odin_nerfstudio.splat.splat_exchange import SplatExchange
-from odin_nerfstudio.splat.unit import RowGradients, Unit, UnitExchange
-
-FEW = 0.5
-"""Share of a scope up to which wanted gradients travel apart from the rest; above it nothing would be left to hide."""
+from odin_nerfstudio.splat.unit import RowGradients, Unit, UnitExchange, is_active
 
 
 class UnitRunner:
     """The units of one rank, at most two in flight.
+
+    :meth:`run` takes a step; the methods after it are its parts.
 
     Args:
         model: the rows of this rank, their optimizers and the renderer.
@@ -43,7 +46,7 @@ class UnitRunner:
         world: the ranks.
         policy: what may be read while another unit is in flight.
         replicated: whether every rank has all rows, rather than a shard.
-        link: a slower network to imitate.
+        link: a slower network to imitate, between CPUs.
     """
 
     def __init__(
@@ -58,10 +61,9 @@ class UnitRunner:
         self._model = model
         self._datamanager = datamanager
         self._world = world
-        exchange = Exchange(world, link, self._record)
-        self.timeline = Timeline(world.rank)
+        self.timeline = Timeline(world.rank, stopwatch=stopwatch_of(world.device))
         """Where the time of this rank goes."""
-        self._exchange: UnitExchange = (SparseExchange if replicated else SplatExchange)(model, exchange, self.timeline)
+        self._exchange = self._make_exchange(replicated, link)
         self.graph = ShadowGraph(model.num_points, self._commit, policy, model.device)
         self.contention = Contention(model.num_points, world.size, model.device)
         """Who met whom at which rows of this rank."""
@@ -74,7 +76,7 @@ class UnitRunner:
         self._next: Unit | None = None
         self._current: Unit | None = None
         self._pushed: Unit | None = None
-        self._read_ahead = torch.empty(0, dtype=torch.int64, device=model.device)
+        self._announced = -1
 
     @property
     def versions(self) -> Tensor:
@@ -93,49 +95,94 @@ class UnitRunner:
         """Whether no unit is in flight, so that rows may change or move."""
         return self._next is None and self._current is None and self._pushed is None
 
-    def begin(self, step: int) -> None:
-        """Hook 1, before reading: finds the scope of a unit and, if another one is in flight, reads what is early."""
-        if self._next is not None:
-            return
-        self._follow()
-        group = self._datamanager.plan.schedule.group(step)
-        views = [self._datamanager.train_camera(int(view)) for view in group.views]
-        cameras = [self._model.pinhole(camera, step) for camera in views]
-        scope = self._model.scope(cameras, step)
-        unit = self._exchange.unit_type(step, group.ranks.tolist(), cameras, self.graph.admit(step, scope))
-        self._next = unit
-        # A rank without others has nothing to send ahead, and projects a unit's rows together.
-        if self._current is not None and self._world.size > 1 and self.graph.policy.overlaps:
-            self._want(self._current, unit)
-            early = self.graph.early(unit.locks)
-            catch_up(self._model.optimizers, early)
-            self._exchange.read(unit, early, "early splats")
+    def run(self, step: int, render: Callable[[], Tensor], is_fence: Callable[[], bool]) -> Tensor:
+        """Takes one step: read → render → backward → push → publish, and the start of the next unit's reading.
 
-    def receive(self, step: int) -> list[Splats]:
-        """Reads what was late and waits for the splats of this rank's views.
+        Args:
+            step: of the unit; one after the other.
+            render: from :meth:`leaves` to this rank's loss; a scalar.
+            is_fence: whether the next unit must not read anything before this one is published; asked once, when this
+                one was received.
 
         Returns:
-            For each view of this rank, in the order of the group, leaves in ascending order of id.
+            The loss.
         """
+        self.receive(step)
+        fence = is_fence()
+        self.announce(step)
+        if not fence and self._exchange.plans_ahead:
+            self._plan(step + 1)
+        loss = render()
+        self.settle()
+        if not fence:
+            self.begin(step + 1)
+        with self.timeline.span("compute", step, "backward"):
+            loss.backward()
+        self.publish()
+        return loss
+
+    def receive(self, step: int) -> None:
+        """Publishes what the unit before has changed of this unit's rows, and reads and sends what was late."""
         self.begin(step)
         self._settle_first()
         unit, self._next = self._next, None
         assert unit is not None
         self._current = unit
-        with self.timeline.span("compute", step, "late splats"):
-            rest = torch.cat([self.graph.early(unit.locks), self.graph.late(unit.locks)])
-            catch_up(self._model.optimizers, rest)
-            # Those read ahead of their publication are read as they are: its step is not one that they have missed.
-            rest = torch.cat([rest, self._read_ahead]).sort().values
-            self._read_ahead = rest[:0]
-            self._exchange.read(unit, rest, "late splats")
-        if self._pushed is not None:
+        if unit.has_late:
+            self._read_late(unit)
+        if self._pushed is not None and self._pushed.pushes[0]:
             self._exchange.push(self._pushed, first=False)
+
+    def _read_late(self, unit: Unit) -> None:
+        with self.timeline.span("compute", unit.step, "late splats"):
+            locks = unit.locks
+            self.graph.early(locks)
+            self.graph.late(locks)
+            rest = locks.handed if unit.early is None else locks.handed - unit.early
+            self._exchange.read(unit, rest, locks.stale if self.graph.policy.delays else None, "late splats")
+
+    def announce(self, step: int) -> None:
+        """Fixes the learning rates of a unit's step. Its rows were read: they have caught up with all steps before."""
+        announce_all(self._model.optimizers)
+        self._announced = step
+
+    def leaves(self, step: int) -> list[Splats]:
+        """Waits for the splats of this rank's views.
+
+        Returns:
+            For each view of this rank, in the order of the group, leaves in ascending order of id.
+        """
+        unit = self._current
+        assert unit is not None and unit.step == step
         unit.leaves = self._exchange.leaves(unit)
         if self.timeline.recording:
-            self.timeline.count(step, **vars(unit.locks.counts))
-            self.contention.read(step, unit.locks.scope, unit.locks.stale, unit.reads())
+            self.contention.read(step, unit.scope, unit.locks.stale, unit.reads())
         return unit.leaves
+
+    def settle(self) -> None:
+        """Hook 3: publishes what was pushed, all of it."""
+        self._settle_first()
+        unit, self._pushed = self._pushed, None
+        if unit is not None:
+            found = self._exchange.gradients(unit, first=False)
+            self._publish(unit, found)
+            self._watch(unit, found)
+            self._finish(unit)
+
+    def begin(self, step: int) -> None:
+        """Hook 1, before reading: admits a unit and, if another one is in flight, reads what is early."""
+        if self._next is None:
+            self._plan(step)
+        unit = self._next
+        assert unit is not None
+        if hasattr(unit, "locks"):
+            return
+        unit.locks = self.graph.admit(step, unit.scope)
+        self.signal |= self._exchange.begin(unit, self._current)
+        if unit.early is not None:
+            with self.timeline.span("compute", step, "early splats"):
+                unit.early = self.graph.early(unit.locks)
+                self._exchange.read(unit, unit.early, None, "early splats")
 
     def look(self, cameras: Sequence[PinholeCamera], ranks: Sequence[int]) -> list[Splats]:
         """Splats of views outside training units, such as those of an evaluation. All ranks call it together.
@@ -157,36 +204,30 @@ class UnitRunner:
         for name, param in self._model.gauss_params.items():
             if param.grad is not None:
                 unit.dense[name], param.grad = param.grad, None
-            self._model.optimizers[name].step()
-        self._push = self._exchange.push(unit, first=True, signal=self.request)
+        end_step(self._model.optimizers)
+        self._push = self._exchange.push(unit, unit.pushes[0], self.request)
         self._pushed = unit
         if unit.wanted is None:
             self._settle_first()
 
-    def settle(self) -> None:
-        """Hook 3: publishes what was pushed, all of it."""
-        self._settle_first()
-        unit, self._pushed = self._pushed, None
-        if unit is not None:
-            found = self._exchange.gradients(unit, first=False)
-            if not unit.locks.finished:  # else what was wanted was all there is
-                self._publish(unit, found)
-            self._watch(unit, found)
-            self._finish(unit)
+    def close(self) -> None:
+        """Ends the communication of this runner. All ranks, with no unit in flight."""
+        self._exchange.close()
 
-    def _want(self, unit: Unit, follower: Unit) -> None:
-        """Finds out for which rows of a unit the one after it waits, and lets the other ranks know."""
-        wanted = unit.locks.scope & follower.locks.scope
-        if wanted.count() > FEW * unit.locks.counts.scope:
-            wanted = unit.locks.scope
-        unit.wanted = torch.zeros(self.graph.num_rows, dtype=torch.bool, device=self._model.device)
-        unit.wanted[wanted.rows()] = True
-        self._exchange.want(unit)
+    def _plan(self, step: int) -> None:
+        self._follow()
+        group = self._datamanager.plan.schedule.group(step)
+        views = [self._datamanager.train_camera(int(view)) for view in group.views]
+        cameras = [self._model.pinhole(camera, step) for camera in views]
+        policy = self.graph.policy
+        before = self._current if policy.overlaps else None
+        pending = (self._current is not None) + (self._pushed is not None)
+        self._next = self._exchange.plan(step, group.ranks.tolist(), cameras, before, policy, pending, self.request)
 
     def _settle_first(self) -> None:
         """Publishes the gradients that were pushed first, once."""
         unit = self._pushed
-        if unit is None or unit.locks.active is not None:
+        if unit is None or not unit.pushes[0] or unit.locks.active is not None:
             return
         found = self._exchange.gradients(unit, first=True)
         self.signal |= self._push.signal
@@ -196,48 +237,56 @@ class UnitRunner:
             self._pushed = None
             self._finish(unit)
 
-    def _publish(self, unit: Unit, found: RowGradients, among: Tensor | None = None) -> None:
+    def _publish(self, unit: Unit, found: RowGradients, among: Bitmap | None = None) -> None:
         """Publishes the active rows; the rest of the scope has a zero gradient and catches up when it is read again.
 
         Args:
             unit: whose gradients were found.
             found: those of some of its rows; the others' are zero.
-            among: (N,) bool, the rows in question; None: all that are left.
+            among: the rows in question; None: all that are left.
         """
         with self.timeline.span("compute", unit.step, "publish"):
-            settled = None if among is None else among.nonzero()[:, 0]
+            locks, policy, size = unit.locks, self.graph.policy, self.graph.num_rows
             if unit.dense:
-                found = _with_dense(found, unit, settled)
-            active = found.select(torch.stack([(v.flatten(1) != 0).any(1) for v in found.values.values()]).any(0))
-            delays = self.graph.policy.delays
-            magnitudes = active.values["means"].norm(dim=1) if delays else None
-            if not unit.locks.is_settled:
-                self.graph.backward(unit.locks, active.rows, magnitudes, settled)
+                found = _with_dense(found, unit, unit.locks.unsettled if among is None else among)
+            negligible = None
+            if policy.delays:
+                small = policy.negligible(found.values["means"].norm(dim=1), found.active)
+                negligible = Bitmap.from_rows(found.rows, size, small)
+            active = Bitmap.from_rows(found.rows, size, found.active)
+            self.graph.backward(locks, active, negligible, among)
+            chosen = found.active
             if unit.postponed is not None:
-                active = active.join(unit.postponed)
-            elif delays and among is not None and self._next is not None:
-                self._read_ahead = self.graph.late(self._next.locks)
-                postponed = torch.isin(active.rows, self._read_ahead)
-                unit.postponed, active = active.select(postponed), active.select(~postponed)
-            self.graph.stage(unit.locks, active.values, active.rows)
-            self.graph.publish(unit.locks)
+                before, kept = unit.postponed
+                self.graph.stage(locks, before.rows, before.values, kept)
+            elif policy.delays and among is not None and self._next is not None:
+                self.graph.late(self._next.locks)
+                kept = self._next.locks.stale.contains(found.rows) & chosen
+                unit.postponed, chosen = (found, kept), chosen & ~kept
+            self.graph.stage(locks, found.rows, found.values, chosen)
+            self.graph.publish(locks, last=among is None)
 
     def _watch(self, unit: Unit, found: RowGradients) -> None:
         if self._model.strategy.watches(unit.step):
             self._model.watch(found.statistics)
         if self.timeline.recording:
-            for rank, rows in zip(unit.ranks, found.written, strict=True):
-                self.contention.wrote(unit.step, rank, rows)
+            for touched in found.written:
+                self.contention.wrote(unit.step, touched)
 
     def _finish(self, unit: Unit) -> None:
         """Everything of a unit is published: keeps what was counted of it."""
         if not self.timeline.recording:
             return
-        conflicts = self.contention.finish(unit.step)
-        if conflicts is not None and self._replicated:
-            conflicts = conflicts.as_replica(self._world.rank)
-        self.timeline.count(unit.step, primitives=self._model.num_points, memory=peak_memory(self._model.device))
-        self.timeline.finish(unit.step, conflicts)
+        step, locks = unit.step, unit.locks
+        sizes, conflicts = counts_to_host(locks.sizes()), self.contention.finish(step)
+        self.timeline.count(step, primitives=self._model.num_points, memory=peak_memory(self._model.device))
+
+        def record() -> None:
+            self.timeline.count(step, **vars(self.graph.counts(locks, sizes.get())))
+            met = None if conflicts is None else conflicts()
+            self.timeline.finish(step, met.as_replica(self._world.rank) if met and self._replicated else met)
+
+        self.timeline.defer(step, record)
 
     def _follow(self) -> None:
         """Follows the model to other rows; of those that this rank had before it still knows the versions."""
@@ -252,24 +301,44 @@ class UnitRunner:
         self.contention.resize(len(ids))
         self._ids = ids
 
-    def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
-        for name in self._model.gauss_params:
-            cast(LazyAdam, self._model.optimizers[name]).take(rows, gradients[name])
+    def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor], chosen: Tensor | None) -> None:
+        take_rows(self._model.optimizers, rows, gradients, chosen, age=self._announced - step)
+
+    def _make_exchange(self, replicated: bool, link: Link | None) -> UnitExchange:
+        """The way in which rows and gradients travel here."""
+        device = self._model.device
+        if device.type != "cuda":
+            exchange = SparseExchange if replicated else SplatExchange
+            return exchange(self._model, Exchange(self._world, link, self._record), self.timeline)
+        moved = DeviceExchange(
+            self._world, self._record_marked, lambda: self.timeline.recording, self.timeline.stopwatch
+        )
+        if kernels.available("splat_rows", device) and self._model.config.camera_optimizer.mode == "off":
+            fused = FusedSparseExchange if replicated else FusedSplatExchange
+            return fused(self._model, moved, self.timeline)
+        return (SparseExchange if replicated else SplatExchange)(self._model, moved, self.timeline)
 
     def _record(self, transfer: Transfer) -> None:
         begin, end = int(transfer.start * 1e9), int(transfer.end * 1e9)
         self.timeline.add("communication", transfer.unit, begin, end, transfer.name)
-        self.timeline.count(transfer.unit, bytes=transfer.sent, busier=max(transfer.sent, transfer.received))
+        self._count_bytes(transfer)
+
+    def _record_marked(self, transfer: DeviceTransfer) -> None:
+        self.timeline.add_marked("communication", transfer.unit, transfer.begin, transfer.end, transfer.name)
+        self._count_bytes(transfer)
+
+    def _count_bytes(self, transfer: Transfer | DeviceTransfer) -> None:
+        busier = max(transfer.sent, transfer.received)
+        self.timeline.count(transfer.unit, bytes=transfer.sent, busier=busier)
 
 
-def _with_dense(found: RowGradients, unit: Unit, rows: Tensor | None) -> RowGradients:
-    """The gradients of ``rows`` (None: of all that are left of the scope) with those of regularisers added."""
-    if rows is None:
-        rows = (unit.locks.scope - unit.locks.settled).rows()
+def _with_dense(found: RowGradients, unit: Unit, among: Bitmap) -> RowGradients:
+    """The gradients of all rows in ``among`` with those of regularisers added."""
+    rows = among.rows()
     place = torch.searchsorted(rows, found.rows)
     values = {}
     for name, value in found.values.items():
         dense = unit.dense.get(name)
         values[name] = value.new_zeros(len(rows), *value.shape[1:]) if dense is None else dense[rows]
         values[name].index_add_(0, place, value)
-    return replace(found, rows=rows, values=values)
+    return replace(found, rows=rows, values=values, active=is_active(values))

@@ -6,7 +6,6 @@ views and take the same steps, so that the replicas stay equal to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +13,15 @@ from torch import Tensor
 
 from odin_nerfstudio.comm.exchange import Job, Signal
 from odin_nerfstudio.comm.splat_block import SplatGradBlock
+from odin_nerfstudio.shadow.bitmap import Bitmap
+from odin_nerfstudio.shadow.contention import Touched
+from odin_nerfstudio.shadow.optimizer import catch_up_rows
 from odin_nerfstudio.splat.arrival import as_leaves, gradients_as_arrived, merge, pack
-from odin_nerfstudio.splat.densify import SplatStatistics, catch_up
-from odin_nerfstudio.splat.raster import PinholeCamera, Splats
-from odin_nerfstudio.splat.unit import Part, RowGradients, Unit, UnitExchange, gradients_of, pull_back, read_rows
+from odin_nerfstudio.splat.densify import SplatStatistics
+from odin_nerfstudio.splat.host_planning import HostPlanning
+from odin_nerfstudio.splat.look import ReplicatedLook
+from odin_nerfstudio.splat.raster import Splats
+from odin_nerfstudio.splat.unit import Part, RowGradients, Unit, gradients_of, is_active, pull_back, read_rows
 
 
 @dataclass
@@ -32,20 +36,30 @@ class SparseUnit(Unit):
     """The exchanges of gradients, and of what densification needs to know, that are under way."""
 
 
-class SparseExchange(UnitExchange):
+class SparseExchange(HostPlanning, ReplicatedLook):
     """Renders from this rank's own rows and hands gradient rows to everyone."""
 
     unit_type = SparseUnit
 
     # ------------------------------------------------------------------------------------------------ splats
 
-    def read(self, unit: SparseUnit, rows: Tensor, name: str) -> None:
-        """Copies the rows that this rank's views may touch, and projects them."""
+    def begin(self, unit: SparseUnit, before: SparseUnit | None) -> Signal:
+        """Nothing to tell: every rank knows the scopes of all."""
+        if unit.early is not None and before is not None:
+            self._want(unit, before)
+        return Signal.NONE  # it travels with the gradients
+
+    def read(self, unit: SparseUnit, rows: Bitmap, stale: Bitmap | None, name: str) -> None:
+        """Copies the rows that this rank's views may touch, and projects them; all are brought up to date, to stay the
+        same on all ranks."""
+        chosen = rows.rows()
+        catch_up_rows(self._model.optimizers, chosen if stale is None else (rows - stale).rows())
         views = unit.views_of(self._world.rank)
-        rows = self._model.scope([unit.cameras[view] for view in views], unit.step, among=rows)
-        values, settings = read_rows(self._model, rows), self._model.raster_settings(unit.step)
+        chosen = self._model.scope([unit.cameras[view] for view in views], unit.step, among=chosen)
+        values, settings = read_rows(self._model, chosen), self._model.raster_settings(unit.step)
         project = self._model.rasterizer.project
-        unit.parts.append(Part(rows, values, {view: project(values, unit.cameras[view], settings) for view in views}))
+        splats = {view: project(values, unit.cameras[view], settings) for view in views}
+        unit.parts.append(Part(chosen, values, splats))
 
     def leaves(self, unit: SparseUnit) -> list[Splats]:
         """The splats of this rank's views."""
@@ -54,19 +68,7 @@ class SparseExchange(UnitExchange):
         merged, unit.order = merge(torch.cat(blocks), len(unit.ranks))
         return [as_leaves(merged[view]) for view in views]
 
-    @torch.no_grad()
-    def look(self, cameras: Sequence[PinholeCamera], ranks: Sequence[int]) -> list[Splats]:
-        """Splats of this rank's views; every rank brings the rows of all views up to date, to stay the same."""
-        step, model = self._model.step, self._model
-        catch_up(model.optimizers, model.scope(cameras, step))
-        mine = [camera for camera, rank in zip(cameras, ranks, strict=True) if rank == self._world.rank]
-        values = read_rows(model, model.scope(mine, step))
-        return [model.rasterizer.project(values, camera, model.raster_settings(step)) for camera in mine]
-
     # --------------------------------------------------------------------------------------------- gradients
-
-    def want(self, unit: SparseUnit) -> None:
-        """Nothing to tell: every rank knows the scopes of all."""
 
     def push(self, unit: SparseUnit, first: bool, signal: Signal = Signal.NONE) -> Job:
         """Sends gradient rows to all ranks; what densification needs goes with the last of them."""
@@ -75,7 +77,7 @@ class SparseExchange(UnitExchange):
         assert unit.active is not None and unit.visible is not None
         active, last = unit.active, not first or unit.wanted is None
         if unit.wanted is not None:
-            active = active[unit.wanted[_integers(active[:, 0])] == first]
+            active = active[unit.wanted.contains(_integers(active[:, 0])) == first]
         name = "gradients" if last else "wanted gradients"
         unit.pushed = [self._to_all(active, name, unit, signal)]
         if last and self._model.strategy.watches(unit.step):
@@ -95,9 +97,10 @@ class SparseExchange(UnitExchange):
         params = self._model.gauss_params
         widths = [params[name][0].numel() for name in self._params]
         columns = zip(self._params, sums.split(widths, dim=1), strict=True)
-        values = {name: column.reshape(-1, *params[name].shape[1:]) for name, column in columns}
-        written = [every[views == view] for view in range(len(unit.ranks))]
-        return RowGradients(rows, values, [s for block in seen for s in self._statistics(unit, block)], written)
+        values = {name: column.reshape(-1, *params[name].shape[1:]).contiguous() for name, column in columns}
+        written = [Touched(rank, every, views == view) for view, rank in enumerate(unit.ranks)]
+        statistics = [s for block in seen for s in self._statistics(unit, block)]
+        return RowGradients(rows, values, is_active(values), statistics, written)
 
     def _to_all(self, block: Tensor, name: str, unit: SparseUnit, signal: Signal = Signal.NONE) -> Job:
         return self._exchange.all_to_all([block] * self._world.size, name, unit.step, signal)

@@ -6,7 +6,7 @@ instead of the hundreds of a raw row with its moments, and no rank needs memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +14,15 @@ from torch import Tensor
 
 from odin_nerfstudio.comm.exchange import Job, Signal
 from odin_nerfstudio.comm.splat_block import SplatGradBlock
+from odin_nerfstudio.shadow.bitmap import Bitmap
+from odin_nerfstudio.shadow.contention import Touched
+from odin_nerfstudio.shadow.optimizer import catch_up_rows
 from odin_nerfstudio.splat.arrival import as_leaves, gradients_as_arrived, merge, pack
-from odin_nerfstudio.splat.densify import SplatStatistics, catch_up
-from odin_nerfstudio.splat.raster import PinholeCamera, Rows, Splats
-from odin_nerfstudio.splat.unit import Part, RowGradients, Unit, UnitExchange, gradients_of, pull_back, read_rows
+from odin_nerfstudio.splat.densify import SplatStatistics
+from odin_nerfstudio.splat.host_planning import HostPlanning
+from odin_nerfstudio.splat.look import ShardedLook
+from odin_nerfstudio.splat.raster import Rows, Splats
+from odin_nerfstudio.splat.unit import Part, RowGradients, Unit, gradients_of, is_active, pull_back, read_rows
 
 
 @dataclass
@@ -36,18 +41,32 @@ class SplatUnit(Unit):
     """The exchange of gradients that is under way."""
 
 
-class SplatExchange(UnitExchange):
+class SplatExchange(HostPlanning, ShardedLook):
     """The two parts that a rank plays: owner of a shard and renderer of views."""
 
     unit_type = SplatUnit
 
     # ------------------------------------------------------------------------------------------------ splats
 
-    def read(self, unit: SplatUnit, rows: Tensor, name: str) -> None:
+    def begin(self, unit: SplatUnit, before: SplatUnit | None) -> Signal:
+        """Marks the splats of wanted rows for the ranks that have them."""
+        if unit.early is not None and before is not None:
+            self._want(unit, before)
+            kept = [_kept(before, part, first=True) for part in before.parts]
+            blocks = []
+            for rank in range(self._world.size):
+                marks = [of_part[part.splats[view].index] for part, of_part, view in self._places(before, kept, rank)]
+                blocks.append(torch.cat(marks or [kept[0][:0]])[:, None])
+            before.marked = self._exchange.all_to_all(blocks, "marks", before.step)
+        return Signal.NONE  # it travels with the gradients
+
+    def read(self, unit: SplatUnit, rows: Bitmap, stale: Bitmap | None, name: str) -> None:
         """Projects rows for all views and sends the splats of each to the rank that renders it."""
-        values = read_rows(self._model, rows)
-        part = Part(rows, values, self._project(values, unit.cameras, unit.step))
-        blocks = [pack(part.splats, unit.views_of(rank), rows.device) for rank in range(self._world.size)]
+        chosen = rows.rows()
+        catch_up_rows(self._model.optimizers, chosen if stale is None else (rows - stale).rows())
+        values = read_rows(self._model, chosen)
+        part = Part(chosen, values, self._project(values, unit.cameras, unit.step))
+        blocks = [pack(part.splats, unit.views_of(rank), chosen.device) for rank in range(self._world.size)]
         unit.parts.append(part)
         unit.sent.append(self._exchange.all_to_all(blocks, name, unit.step))
 
@@ -61,33 +80,7 @@ class SplatExchange(UnitExchange):
             views, unit.order = merge(torch.cat(by_owner), len(unit.ranks))
             return [as_leaves(views[view]) for view in unit.views_of(self._world.rank)]
 
-    @torch.no_grad()
-    def look(self, cameras: Sequence[PinholeCamera], ranks: Sequence[int]) -> list[Splats]:
-        """Projects this shard for all views, and merges what arrives for this rank's."""
-        step, model = self._model.step, self._model
-        rows = model.scope(cameras, step)
-        catch_up(model.optimizers, rows)
-        splats = self._project(read_rows(model, rows), cameras, step)
-        by_rank = [[view for view, r in enumerate(ranks) if r == rank] for rank in range(self._world.size)]
-        blocks = [pack(splats, views, rows.device) for views in by_rank]
-        arrived = torch.cat(self._exchange.wait(self._exchange.all_to_all(blocks, "evaluation", step)))
-        views = merge(arrived, len(ranks))[0]
-        return [views[view] for view in by_rank[self._world.rank]]
-
-    def _project(self, values: Rows, cameras: Sequence[PinholeCamera], step: int) -> dict[int, Splats]:
-        settings, rasterizer = self._model.raster_settings(step), self._model.rasterizer
-        return {view: rasterizer.project(values, camera, settings) for view, camera in enumerate(cameras)}
-
     # --------------------------------------------------------------------------------------------- gradients
-
-    def want(self, unit: SplatUnit) -> None:
-        """Marks the splats of wanted rows for the ranks that have them."""
-        kept = [_kept(unit, part, first=True) for part in unit.parts]
-        blocks = []
-        for rank in range(self._world.size):
-            marks = [of_part[part.splats[view].index] for part, of_part, view in self._places(unit, kept, rank)]
-            blocks.append(torch.cat(marks or [kept[0][:0]])[:, None])
-        unit.marked = self._exchange.all_to_all(blocks, "marks", unit.step)
 
     def push(self, unit: SplatUnit, first: bool, signal: Signal = Signal.NONE) -> Job:
         """Returns gradients to the owners of the splats."""
@@ -134,8 +127,11 @@ class SplatExchange(UnitExchange):
         values = {name: torch.cat([each[name] for each in sums])[order] for name in self._params}
         returned_to = [tuple(map(torch.cat, zip(*of, strict=True))) for of in seen]
         statistics = [self._statistics(unit, view, *of) for view, of in enumerate(returned_to)]
-        written = [of_view[(gradients != 0).any(1)] for of_view, gradients, _ in returned_to]
-        return RowGradients(torch.cat(rows)[order], values, statistics, written)
+        written = [
+            Touched(rank, rows, (gradients != 0).any(1))
+            for rank, (rows, gradients, _) in zip(unit.ranks, returned_to, strict=True)
+        ]
+        return RowGradients(torch.cat(rows)[order], values, is_active(values), statistics, written)
 
     def _places(self, unit: SplatUnit, kept: list[Tensor], rank: int) -> list[tuple[Part, Tensor, int]]:
         """Part, kept rows and view of each piece in what a renderer and this owner exchange, in its order."""
@@ -164,4 +160,4 @@ def _kept(unit: Unit, part: Part, first: bool) -> Tensor:
     """(R,) bool: rows of a part whose gradients are in the first push, or in the second."""
     if unit.wanted is None:
         return torch.full_like(part.rows, first, dtype=torch.bool)
-    return unit.wanted[part.rows] == first
+    return unit.wanted.contains(part.rows) == first

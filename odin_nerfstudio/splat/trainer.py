@@ -13,8 +13,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from odin_nerfstudio.comm.exchange import Signal
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.runs.trainer import RankTrainer, RankTrainerConfig
-from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam
-from odin_nerfstudio.splat.densify import catch_up
+from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam, catch_up_rows
 from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
 from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
 
@@ -95,26 +94,20 @@ class OdinTrainer(RankTrainer):
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """One task unit: read → render → loss → backward → push → publish, and the start of the next unit's reading."""
         pipeline, model = self.pipeline, self.pipeline.model
-        optimizers, runner, timeline = self.optimizers, pipeline.runner, pipeline.runner.timeline
+        optimizers, runner = self.optimizers, pipeline.runner
         runner.request = self._request()
         if pipeline.world.size == 1:
             runner.signal |= runner.request
-        self._stop_if_asked()
         optimizers.zero_grad_all()
         if runner.is_drained:
             pipeline.rebalance()
-        _, losses, metrics = pipeline.get_train_loss_dict(step)
-        loss = torch.stack(list(losses.values())).sum()
-        runner.settle()
-        self._stop_if_asked()
-        for name in model.gauss_params:
-            optimizers.optimizers[name].announce()
-        if not self._is_fence(step):
-            with timeline.span("compute", step + 1, "early splats"):
-                runner.begin(step + 1)
-        with timeline.span("compute", step, "backward"):
-            loss.backward()
-        runner.publish()
+        found: dict[str, dict[str, torch.Tensor]] = {}
+
+        def render() -> torch.Tensor:
+            _, found["losses"], found["metrics"] = pipeline.get_train_loss_dict(step)
+            return torch.stack(list(found["losses"].values())).sum()
+
+        loss = runner.run(step, render, lambda: self._is_fence(step))
         for name, optimizer in optimizers.optimizers.items():
             if name not in model.gauss_params:
                 pipeline.world.sum_gradients(p for group in optimizer.param_groups for p in group["params"])
@@ -123,11 +116,7 @@ class OdinTrainer(RankTrainer):
         if runner.is_drained and self._meets(step):
             self._meet(step)
             runner.signal &= ~Signal.MEET
-        return loss, losses, metrics
-
-    def _stop_if_asked(self) -> None:
-        if Signal.STOP in self.pipeline.runner.signal:
-            raise KeyboardInterrupt
+        return loss, found["losses"], found["metrics"]
 
     def _request(self) -> Signal:
         """What this rank wants all of them to know."""
@@ -143,7 +132,13 @@ class OdinTrainer(RankTrainer):
 
         Rows change in number or order, cameras are learned, the ranks meet, the scene is evaluated, or a checkpoint is
         written, from which a run must go on as if it had not been interrupted.
+
+        Raises:
+            KeyboardInterrupt: when the run should end, with everything published up to the step before.
         """
+        if Signal.STOP in self.pipeline.runner.signal:
+            self.pipeline.runner.settle()
+            raise KeyboardInterrupt
         config, model = self.config, self.pipeline.model
         learns_cameras = model.config.camera_optimizer.mode != "off"
         looks = (
@@ -161,7 +156,7 @@ class OdinTrainer(RankTrainer):
 
     def _gather_checkpoint(self, step: int) -> dict[str, Any] | None:
         """All ranks' rows in splatfacto's format; the strategy's statistics and the ids beside it."""
-        catch_up(self.optimizers.optimizers)
+        catch_up_rows(self.optimizers.optimizers)
         model = self.pipeline.model
         beside = {"strategy": model.strategy_state, "ids": {"ids": model.ids, "next_id": model.next_id}}
         state = self._own_state(step) | beside

@@ -5,45 +5,12 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scope_cases import SETTINGS, packed, random_camera, random_params, touched
 
+from odin_nerfstudio.shadow.bitmap import Bitmap
 from odin_nerfstudio.shadow.optimizer import LazyAdam
-from odin_nerfstudio.shadow.scope import in_scope
-from odin_nerfstudio.splat.raster.protocol import PinholeCamera, RasterSettings, Rows
-from odin_nerfstudio.splat.raster.reference import ReferenceRasterizer
-
-SETTINGS = RasterSettings(sh_degree=0)
-
-
-def random_camera(generator: torch.Generator, dtype: torch.dtype = torch.float64) -> PinholeCamera:
-    """Anywhere near the scene, also inside it, with an off-centre principal point."""
-    rotation, _ = torch.linalg.qr(torch.randn(3, 3, dtype=dtype, generator=generator))
-    viewmat = torch.eye(4, dtype=dtype)
-    viewmat[:3, :3] = rotation * torch.sign(torch.det(rotation))
-    viewmat[:3, 3] = torch.randn(3, dtype=dtype, generator=generator) * 2
-    size = 20 + torch.randint(0, 60, (2,), generator=generator)
-    focal = size.to(dtype) * (0.3 + 2 * torch.rand(2, dtype=dtype, generator=generator))
-    centre = size * (0.2 + 0.6 * torch.rand(2, dtype=dtype, generator=generator))
-    K = torch.tensor([[focal[0], 0, centre[0]], [0, focal[1], centre[1]], [0, 0, 1]], dtype=dtype)
-    return PinholeCamera(viewmat, K, int(size[0]), int(size[1]))
-
-
-def random_params(generator: torch.Generator, count: int) -> dict[str, torch.Tensor]:
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(count, *shape, dtype=torch.float64, generator=generator)
-
-    return {
-        "means": draw(3) * 3,
-        "scales": draw(3) * 1.5 - 2,
-        "quats": draw(4),
-        "features_dc": draw(3),
-        "features_rest": draw(0, 3),
-        "opacities": draw(1),
-    }
-
-
-def touched(params: dict[str, torch.Tensor], camera: PinholeCamera) -> torch.Tensor:
-    rows = Rows(ids=torch.arange(len(params["means"])), **params)
-    return ReferenceRasterizer().project(rows, camera, SETTINGS).ids
+from odin_nerfstudio.shadow.scope import in_scope, views_in_scope
+from odin_nerfstudio.splat.raster.protocol import PinholeCamera
 
 
 def scope(params: dict[str, torch.Tensor], camera: PinholeCamera, **drift: torch.Tensor | None) -> torch.Tensor:
@@ -104,3 +71,25 @@ def test_scope_is_not_everything() -> None:
     inside, exact = scope(params, camera), touched(params, camera)
     assert len(exact) <= inside.sum() <= 1.2 * len(exact) + 5
     assert len(exact) < 500
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.sampled_from([0, 1, 63, 64, 65, 300]), views=st.integers(0, 4))
+def test_scopes_of_several_views_are_those_of_each(seed: int, count: int, views: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    params, cameras = random_params(generator, count), [random_camera(generator) for _ in range(views)]
+    late = torch.randint(0, 7, (count,), generator=generator)  # some beyond the table
+    table = torch.rand(5, dtype=torch.float64, generator=generator)
+    sets = views_in_scope(
+        params["means"],
+        params["scales"],
+        packed(cameras),
+        near=SETTINGS.near,
+        far=SETTINGS.far,
+        eps2d=SETTINGS.eps2d,
+        means_drift=(late.float(), table),
+    )
+    assert sets.shape == (views, -(-count // 64))
+    for words, camera in zip(sets, cameras, strict=True):
+        expected = scope(params, camera, means_drift=table[late.clamp_max(4)])
+        assert torch.equal(Bitmap(words, count).rows(), expected.nonzero()[:, 0])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odin_nerfstudio.shadow.timeline import Kind, Timeline
+from odin_nerfstudio.shadow.contention import Conflicts
+from odin_nerfstudio.shadow.timeline import Kind, Span, Timeline
 
 spans = st.lists(
     st.tuples(
@@ -33,13 +37,13 @@ def test_times_are_those_of_the_moments(recorded: list[tuple[Kind, int, int, int
     timeline = Timeline()
     for kind, step, begin, length in recorded:
         timeline.add(kind, step, begin, begin + length)
-    for step in (None, 0, 1, 2, 3):
+    for asked in (None, 0, 1, 2, 3):
         for kind in ("compute", "communication", "wait"):
-            assert timeline.seconds(kind, step) * 1e9 == pytest.approx(len(moments(recorded, kind, step)))
-        communication = moments(recorded, "communication", step)
+            assert timeline.seconds(kind, asked) * 1e9 == pytest.approx(len(moments(recorded, kind, asked)))
+        communication = moments(recorded, "communication", asked)
         hidden = communication & moments(recorded, "compute")
         expected = len(hidden) / len(communication) if communication else 1.0
-        assert timeline.hidden_fraction(step) == pytest.approx(expected)
+        assert timeline.hidden_fraction(asked) == pytest.approx(expected)
     steps = len({step for _, step, _, _ in recorded})
     assert timeline.exposed_wait() * 1e9 == pytest.approx(len(moments(recorded, "wait")) / max(1, steps))
 
@@ -133,3 +137,155 @@ def test_recording_costs_little() -> None:
         with timeline.span("compute", step):
             pass
     assert (time.perf_counter() - begin) / 2000 < 1e-4
+
+
+# ------------------------------------------------------------------------------------------- known only later
+
+
+class LateStopwatch:
+    """Whose marks, 10 ns apart, are passed only when somebody waits for them."""
+
+    def __init__(self) -> None:
+        self.marks = count(1)
+        self.waited: list[int] = []
+
+    def mark(self) -> int:
+        return next(self.marks)
+
+    def ns(self, mark: int) -> int:
+        self.waited.append(mark)
+        return 10 * mark
+
+
+NOBODY = Conflicts({}, {})
+READERS: dict[str, tuple[Callable[[Timeline], Any], Any]] = {
+    "steps": (lambda timeline: timeline.steps, [0, 1]),
+    "spans": (lambda timeline: timeline.spans(0), [Span("compute", "render", 10, 20)]),
+    "spans of all": (lambda timeline: [(span.begin, span.end) for span in timeline.spans()], [(10, 20), (15, 25)]),
+    "hidden": (lambda timeline: timeline.hidden(1), [(15, 20)]),
+    "is_finished": (lambda timeline: timeline.is_finished(0), True),
+    "record": (lambda timeline: len(timeline.record(0).spans), 1),
+    "conflicts": (lambda timeline: timeline.conflicts(0), NOBODY),
+    "counts": (lambda timeline: timeline.counts(0), {"scope": 4, "early": 3}),
+    "counts of all": (lambda timeline: timeline.counts(), {"scope": 4, "early": 3, "bytes": 7}),
+    "seconds": (lambda timeline: timeline.seconds("compute"), 1e-8),
+    "exposed_wait": (lambda timeline: timeline.exposed_wait(), 0),
+    "hidden_fraction": (lambda timeline: timeline.hidden_fraction(1), 0.5),
+    "early_share": (lambda timeline: timeline.early_share(), 0.75),
+    "take": (
+        lambda timeline: [(step, len(record.spans)) for step, record in timeline.take(2).items()],
+        [(0, 1), (1, 1)],
+    ),
+    "take of some": (lambda timeline: [record.finished for record in timeline.take(1).values()], [True]),
+}
+
+
+def deferred() -> Timeline:
+    """Two units of which next to nothing is known yet."""
+    timeline = Timeline(stopwatch=LateStopwatch())
+    with timeline.span("compute", 0, "render"):
+        pass
+
+    def record() -> None:
+        timeline.count(0, scope=4, early=3)
+        timeline.finish(0, NOBODY)
+
+    timeline.defer(1, lambda: timeline.add("communication", 1, 15, 25))
+    timeline.defer(0, record)
+    timeline.count(1, bytes=7)
+    return timeline
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_was_deferred_is_there_when_anybody_reads(reader: str) -> None:
+    read, expected = READERS[reader]
+    timeline = deferred()
+    assert read(timeline) == expected
+    if not reader.startswith("take"):
+        assert read(timeline) == expected  # recorded once
+
+
+def test_nobody_waits_for_a_device_before_somebody_reads() -> None:
+    watch = LateStopwatch()
+    timeline = Timeline(stopwatch=watch)
+    for step in range(5):
+        with timeline.span("compute", step):
+            pass
+        with pytest.raises(KeyError), timeline.span("wait", step):
+            raise KeyError
+    timeline.add_marked("communication", 3, watch.mark(), watch.mark(), "late")
+    assert watch.waited == []
+    assert [span.name for span in timeline.spans(3)] == ["compute", "wait", "late"]
+    assert sorted(watch.waited) == list(range(1, 23))
+
+
+def test_what_was_deferred_is_recorded_some_units_later_at_last() -> None:
+    watch = LateStopwatch()
+    timeline = Timeline(stopwatch=watch)
+    for step in range(20):
+        with timeline.span("compute", step):
+            pass
+        passed = range(max(0, step - 4))  # of which the device is done for certain
+        assert watch.waited == [mark for unit in passed for mark in (2 * unit + 1, 2 * unit + 2)]
+
+
+def test_it_is_recorded_in_the_order_in_which_it_was_deferred() -> None:
+    timeline, done = Timeline(), list[tuple[int, int]]()
+
+    def note(step: int, number: int) -> None:
+        timeline.defer(step, lambda: done.append((step, number)))
+
+    asked = [(step + ahead, number) for step in range(10) for ahead, number in ((1, 0), (0, 1), (0, 2), (1, 3))]
+    for step, number in asked:
+        note(step, number)
+    assert done == asked[: len(done)]
+    assert timeline.steps == [1, 0, *range(2, 11)]
+    assert done == asked
+
+
+def test_units_are_listed_as_they_began_although_little_is_known_of_them() -> None:
+    timeline = Timeline(stopwatch=LateStopwatch())
+    with timeline.span("compute", 0):
+        pass
+    timeline.count(1, bytes=1)
+    with timeline.span("compute", 0):
+        pass
+    assert timeline.steps == [0, 1]
+
+
+def test_of_what_was_given_out_everything_is_known() -> None:
+    """Also when a unit has something behind what a later one has deferred."""
+    timeline, other = Timeline(), Timeline()
+    timeline.defer(1, lambda: timeline.add("compute", 1, 0, 5))
+    timeline.defer(0, lambda: timeline.add("communication", 0, 2, 9))
+    other.absorb(timeline.take(before=1))
+    assert other.steps == [0]
+    other.absorb(timeline.take(before=2))
+    assert other.hidden(0) == [(2, 5)]
+
+
+def test_off_defers_nothing() -> None:
+    watch = LateStopwatch()
+    timeline = Timeline(steps=0, stopwatch=watch)
+    with timeline.span("compute", 0):
+        pass
+    timeline.add_marked("wait", 0, watch.mark(), watch.mark())
+    timeline.defer(0, pytest.fail)
+    assert timeline.steps == watch.waited == []
+
+
+def test_threads_may_defer_together_while_others_read() -> None:
+    timeline = Timeline(steps=50)
+
+    def record() -> None:
+        for step in range(50):
+            timeline.defer(step, lambda step=step: timeline.count(step, bytes=1))  # type: ignore[misc]
+            if step % 10 == 0:
+                assert timeline.counts(step)["bytes"] > 0
+
+    threads = [threading.Thread(target=record) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert timeline.counts() == {"bytes": 400}

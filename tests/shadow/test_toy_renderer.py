@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from odin_nerfstudio.shadow.bitmap import Bitmap
 from odin_nerfstudio.shadow.graph import ShadowGraph
 from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
 
@@ -47,9 +48,10 @@ class LineRenderer:
         loss = ((bumps.sum(1) - 2 - torch.sin(x)) ** 2).mean()
         return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
-    def commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor]) -> None:
+    def commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor], chosen: Tensor | None) -> None:
+        meant = slice(None) if chosen is None else chosen
         for name, gradient in gradients.items():
-            self.params[name][rows] -= RATE * gradient
+            self.params[name][rows[meant]] -= RATE * gradient[meant]
 
 
 def windows(overlap: bool) -> list[tuple[float, float]]:
@@ -63,8 +65,7 @@ def sequential(views: list[tuple[float, float]]) -> LineRenderer:
     for step, window in enumerate(views):
         rows = renderer.candidates(window)
         gradients = renderer.gradients({name: value[rows] for name, value in renderer.params.items()}, window)
-        active = gradients["place"] != 0
-        renderer.commit(step, rows[active], {name: gradient[active] for name, gradient in gradients.items()})
+        renderer.commit(step, rows, gradients, gradients["place"] != 0)
     return renderer
 
 
@@ -99,14 +100,14 @@ class Pipeline:
         graph, window = self.graph, self.views[step]
         rows = self.renderer.candidates(window)
         self.until(lambda: self.begun == step and len(graph.in_flight) < 2)
-        unit = graph.admit(step, rows)
+        unit = graph.admit(step, Bitmap.from_rows(rows, BUMPS))
         self.begun = step + 1
         values = {name: torch.full_like(value[rows], torch.nan) for name, value in self.renderer.params.items()}
 
-        def read(handed: Tensor) -> None:
-            position = torch.searchsorted(rows, handed)
+        def read(handed: Bitmap) -> None:
+            chosen = handed.contains(rows)
             for name, value in self.renderer.params.items():
-                values[name][position] = value[handed]
+                values[name][chosen] = value[rows[chosen]]
 
         def all_read() -> bool:
             read(graph.early(unit))
@@ -118,17 +119,19 @@ class Pipeline:
         gradients = self.renderer.gradients(values, window)
         self.pause()
         active = gradients["place"] != 0
-        graph.backward(unit, rows[active], gradients["height"][active, 0].abs())
+        small = graph.policy.negligible(gradients["height"][:, 0].abs(), active)
+        graph.backward(unit, Bitmap.from_rows(rows, BUMPS, active), Bitmap.from_rows(rows, BUMPS, small))
         self.pause()
-        for part in rows[active].chunk(2):
-            mine = torch.isin(rows, part)
-            graph.stage(unit, {name: gradient[mine] for name, gradient in gradients.items()}, part)
+        half = torch.arange(len(rows)) < len(rows) // 2
+        for part in (half, ~half):
+            graph.stage(unit, rows, gradients, active & part)
             self.until(lambda: graph.in_flight[0] is unit)
-            graph.publish(unit)
+            graph.publish(unit, last=part is not half)
             self.pause()
-        self.early += unit.counts.early
-        self.scope += unit.counts.scope
-        self.delayed += unit.counts.delayed
+        counts = graph.counts(unit)
+        self.early += counts.early
+        self.scope += counts.scope
+        self.delayed += counts.delayed
 
     def pause(self) -> None:
         time.sleep(self.draw.choice((0, 0, 0.0005, 0.002)))

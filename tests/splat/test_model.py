@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from odin_nerfstudio.runs import perceptual
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.policy import Barrier, Quality
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
+from odin_nerfstudio.splat.raster import PinholeCamera
 from odin_nerfstudio.splat.runner import UnitRunner
 
 BOX = SceneBox(torch.tensor([[-1.0, -1, -1], [1, 1, 1]]))
@@ -86,38 +88,34 @@ def make_runner(model: OdinSplatfactoModel, views: Views, adam: type[torch.optim
 
 
 def train(runner: UnitRunner, model: OdinSplatfactoModel, views: Views, targets: list[Tensor], steps: int) -> None:
-    """The trainer's loop without nerfstudio: the next unit begins before the backward of the current one."""
+    """The trainer's loop without nerfstudio."""
     for step in range(steps):
         model.step = step
-        losses = []
-        group = views.group(step).views
-        for view, splats in zip(group, runner.receive(step), strict=True):
-            camera = views.cameras[view]
-            output = model.render(camera, model.pinhole(camera, step), splats)
-            losses.append((output["rgb"] - targets[view]).abs().mean())
-        runner.settle()
-        for optimizer in model.optimizers.values():
-            optimizer.announce()  # type: ignore[attr-defined]
-        if step + 1 < steps:
-            runner.begin(step + 1)
-        (torch.stack(losses).sum() / len(losses)).backward()
-        runner.publish()
+
+        def render(step: int = step) -> Tensor:
+            losses = []
+            for view, splats in zip(views.group(step).views, runner.leaves(step), strict=True):
+                camera = views.cameras[view]
+                output = model.render(camera, model.pinhole(camera, step), splats)
+                losses.append((output["rgb"] - targets[view]).abs().mean())
+            return torch.stack(losses).sum() / len(losses)
+
+        runner.run(step, render, lambda step=step: step + 1 == steps)  # type: ignore[misc]
 
 
-class DenseAdam(torch.optim.Adam):
-    """torch's Adam over every row, on the same gradients."""
-
-    def announce(self) -> None:
-        """Dense Adam needs no word ahead of a step."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing to do: see ``take``."""
-
-    def take(self, rows: Tensor, grad: Tensor) -> None:
-        (param,) = self.param_groups[0]["params"]
+def take_densely(
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    rows: Tensor,
+    gradients: Mapping[str, Tensor],
+    active: Tensor,
+    age: int,
+) -> None:
+    """A step of torch's Adam over every row, on the same gradients."""
+    for name, gradient in gradients.items():
+        (param,) = optimizers[name].param_groups[0]["params"]
         param.grad = torch.zeros_like(param)
-        param.grad[rows] = grad
-        super().step()
+        param.grad[rows[active]] = gradient[active]
+        optimizers[name].step()
         param.grad = None
 
 
@@ -125,7 +123,7 @@ def make_target(seed: int, size: tuple[int, int] = (40, 30)) -> Tensor:
     return torch.rand(size[1], size[0], 3, generator=torch.Generator().manual_seed(seed))
 
 
-def test_training_by_scope_equals_training_every_row_with_torch_adam() -> None:
+def test_training_by_scope_equals_training_every_row_with_torch_adam(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adam's first steps magnify rounding to the learning rate, so a few rows differ; nearly all must agree."""
     views = Views([make_camera(-2.0), make_camera(2.0, index=1), make_camera(0.5, index=2)], [[0], [1], [2]])
     targets = [make_target(i) for i in range(3)]
@@ -135,7 +133,8 @@ def test_training_by_scope_equals_training_every_row_with_torch_adam() -> None:
     assert late > 0.2  # rows really were left alone
     for optimizer in ours.optimizers.values():
         optimizer.catch_up()  # type: ignore[attr-defined]
-    train(make_runner(theirs, views, DenseAdam), theirs, views, targets, 24)
+    monkeypatch.setattr("odin_nerfstudio.splat.runner.take_rows", take_densely)
+    train(make_runner(theirs, views, torch.optim.Adam), theirs, views, targets, 24)
     for name, param in ours.gauss_params.items():
         moved = (theirs.gauss_params[name] - start.gauss_params[name]).detach().norm()
         assert (param - theirs.gauss_params[name]).detach().norm() <= 2e-3 * moved, name
@@ -161,12 +160,12 @@ def test_group_gradient_is_the_mean_of_its_views(monkeypatch: pytest.MonkeyPatch
     def gradients(group: list[int]) -> dict[str, Tensor]:
         model, found = make_model(), {}
 
-        def keep(self: LazyAdam, rows: Tensor, grad: Tensor) -> None:
-            (name,) = (n for n, p in model.gauss_params.items() if p is self.param_groups[0]["params"][0])
-            found[name] = torch.zeros_like(model.gauss_params[name])
-            found[name][rows] = grad
+        def keep(_: Any, rows: Tensor, values: Mapping[str, Tensor], active: Tensor, age: int) -> None:
+            for name, value in values.items():
+                found[name] = torch.zeros_like(model.gauss_params[name])
+                found[name][rows] = value
 
-        monkeypatch.setattr(LazyAdam, "take", keep)
+        monkeypatch.setattr("odin_nerfstudio.splat.runner.take_rows", keep)
         views = Views(cameras, [group])
         train(make_runner(model, views), model, views, targets, 1)
         return found
@@ -237,6 +236,83 @@ def test_mask_removes_pixels_from_the_loss() -> None:
     image = torch.randint(0, 255, (30, 40, 3), dtype=torch.uint8)
     losses = model.get_loss_dict(outputs, {"image": image, "mask": mask})
     assert losses["main_loss"] < 1e-6
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_downscales": 1}, {"use_bilateral_grid": True}])
+def test_losses_by_the_fused_path_are_splatfactos(
+    options: dict[str, Any], masked: bool, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(**options)
+    outputs = model.get_outputs(make_camera(0.0))
+    batch = {"image": torch.randint(0, 255, (30, 40, channels), dtype=torch.uint8)}
+    if masked:
+        batch["mask"] = torch.rand(30, 40, 1) < 0.7
+    expected = model.get_loss_dict(outputs, batch)
+    monkeypatch.setattr("odin_nerfstudio.splat.model.is_fused", lambda device: True)
+    found = model.get_loss_dict(outputs, batch)
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_truth_stays_bytes_unless_it_is_scaled_or_composed() -> None:
+    model, background = make_model(num_downscales=1), torch.zeros(3)
+    images = [torch.randint(0, 255, (30, 40, channels), dtype=torch.uint8) for channels in (3, 4)]
+    assert [model._truth(image, background).dtype for image in images] == [torch.float32, torch.float32]
+    model.step = model.config.resolution_schedule
+    assert [model._truth(image, background).dtype for image in images] == [torch.uint8, torch.float32]
+
+
+def same_pinhole(one: PinholeCamera, other: PinholeCamera) -> bool:
+    size = one.width == other.width and one.height == other.height
+    return size and torch.equal(one.viewmat, other.viewmat) and torch.equal(one.K, other.K)
+
+
+def test_pinholes_of_training_views_are_kept_by_resolution() -> None:
+    model = make_model(num_downscales=1, resolution_schedule=10)
+    camera, other = make_camera(0.0, 3, (41, 30)), make_camera(0.5, 4, (41, 30))
+    small = model.pinhole(camera, 0)
+    assert (small.width, small.height) == (20, 15)
+    assert (int(camera.width), int(camera.height)) == (41, 30)
+    assert model.pinhole(camera, 9) is small
+    assert not same_pinhole(model.pinhole(other, 0), small)
+    large = model.pinhole(camera, 10)
+    assert (large.width, large.height) == (41, 30)
+    torch.testing.assert_close(large.K[:2], 2 * small.K[:2])
+    assert same_pinhole(model.pinhole(camera, 0), small)
+
+
+def test_pinholes_of_other_cameras_are_not_kept() -> None:
+    model, training_view, eval_view = make_model(), make_camera(0.0, 3), make_camera(0.5, 3)
+    kept = model.pinhole(training_view, 0)
+    model.eval()
+    assert not same_pinhole(model.pinhole(eval_view, 0), kept)
+    model.train()
+    assert model.pinhole(training_view, 0) is kept
+    free = make_camera(0.5)
+    free.metadata = None
+    assert not same_pinhole(model.pinhole(free, 0), kept)
+    assert model.pinhole(training_view, 0) is kept
+
+
+def test_pinholes_follow_learned_poses() -> None:
+    model = make_model(camera_optimizer=OdinSplatfactoModelConfig().camera_optimizer.__class__(mode="SO3xR3"))
+    camera = make_camera(0.0, 3)
+    before = model.pinhole(camera, 0)
+    with torch.no_grad():
+        model.camera_optimizer.pose_adjustment[3, 0] = 0.1
+    assert not same_pinhole(model.pinhole(camera, 0), before)
+
+
+def test_only_so_many_pinholes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("odin_nerfstudio.splat.model.KEPT_PINHOLES", 2)
+    model, cameras = make_model(), [make_camera(0.1 * index, index) for index in range(4)]
+    first = [model.pinhole(camera, 0) for camera in cameras]
+    again = [model.pinhole(camera, 0) for camera in reversed(cameras)][::-1]
+    assert [one is other for one, other in zip(first, again, strict=True)] == [False, False, True, True]
+    assert all(map(same_pinhole, first, again))
 
 
 @pytest.mark.parametrize("points", [0, 1, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataPars
 from PIL import Image
 from plyfile import PlyData, PlyElement
 from ranks import run_ranks
-from training import make_config, run
+from training import between_gpus, make_config, run
 
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.plan.schedule import Group, Schedule
@@ -49,8 +50,10 @@ def write_spots(folder: Path) -> Path:
     return folder
 
 
-def train(world: World, capture: Path, output: Path, placement: str) -> Path:
+def train(world: World, capture: Path, output: Path, placement: str, fused: bool) -> Path:
     """One rank of a run whose groups are :data:`GROUPS` in turns."""
+    if fused:
+        between_gpus()
     Schedule.group = lambda self, step, costs=None: Group(step, np.array(GROUPS[step % 2]), np.array([0, 1]))  # type: ignore[method-assign]
     config = make_config(capture, output, max_num_iterations=STEPS, steps_per_save=STEPS)
     parser = NerfstudioDataParserConfig(load_3D_points=True, eval_mode="all", downscale_factor=1)
@@ -61,12 +64,12 @@ def train(world: World, capture: Path, output: Path, placement: str) -> Path:
     return run(config, world).parent
 
 
-@pytest.fixture(scope="module", params=["sharded", "replicated"])
+@pytest.fixture(scope="module", params=product(["sharded", "replicated"], [False, True]), ids=str)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a finished run."""
     base = tmp_path_factory.mktemp("spots")
     capture = write_spots(base / "capture")
-    return run_ranks(2, train, capture, base / "outputs", request.param, timeout=300)[0]
+    return run_ranks(2, train, capture, base / "outputs", *request.param, timeout=300)[0]
 
 
 def test_the_trace_tells_the_known_conflicts(folder: Path) -> None:

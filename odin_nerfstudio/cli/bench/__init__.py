@@ -15,6 +15,8 @@ BENCHES = {
     "raster": ("RasterBench", "the CPU rasterizer, speed and error against the reference"),
     "equivalence": ("EquivalenceBench", "whether policies and numbers of ranks end with the same scene"),
     "overlap": ("OverlapBench", "how much of the communication each policy hides"),
+    "step": ("StepBench", "the time of a training step, ours beside gsplat's and data parallelism's"),
+    "ablation": ("AblationBench", "the same with one part of Odin left out at a time"),
     "viewer": ("ViewerBench", "what recording costs, and a browser that looks"),
     "nerfxl": ("NerfXLBench", "how exact tiles are, what their exchanges cost, what more of them bring; nerfacto"),
 }

@@ -191,7 +191,7 @@ def run_ranks(
     config.machine.device_type, config.machine.num_devices = device, size
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # the libraries' deprecations, in processes to come and here
     try:
-        with _time_limit(timeout_s), warnings.catch_warnings():
+        with time_limit(timeout_s), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             launch("odin_nerfstudio.cli.train:train_rank", (config,), Layout(size, device_type=device))
         return [json.loads(_report_path(config, rank).read_text()) for rank in range(size)]
@@ -216,7 +216,7 @@ def _trace_path(config: TrainerConfig, rank: int) -> Path:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Ends the block after so many seconds.
 
     Raises:

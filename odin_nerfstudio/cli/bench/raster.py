@@ -147,9 +147,10 @@ def _render(
     image = rasterizer.rasterize(splats, camera.width, camera.height, absgrad=True)
     middle = now()
     # The gradient of ½ Σ image², handed in so that no loss is timed.
-    torch.autograd.backward(image, tuple(value.detach() for value in image))
+    outputs = {name: value for name, value in image._asdict().items() if value is not None}
+    torch.autograd.backward(list(outputs.values()), [value.detach() for value in outputs.values()])
     end = now()
-    values = {f"image {name}": value for name, value in image._asdict().items()}
+    values = {f"image {name}": value for name, value in outputs.items()}
     # The last row of the camera's matrix is constant.
     gradients = {name: leaf.grad[:3] if name == "viewmat" else leaf.grad for name, leaf in leaves.items()}
     values |= {f"gradient of {name}": gradient for name, gradient in gradients.items()}

@@ -7,7 +7,7 @@ spread. What has to be known of other ranks is asked for through the shard's ``g
 
 from odin_nerfstudio.splat.densify.grow_and_prune import GrowAndPrune, SplatStatistics
 from odin_nerfstudio.splat.densify.monte_carlo import MonteCarlo, relocated_shape
-from odin_nerfstudio.splat.densify.shard import Gather, Shard, alone, catch_up
+from odin_nerfstudio.splat.densify.shard import Gather, Shard, alone
 
 __all__ = [
     "Gather",
@@ -16,6 +16,5 @@ __all__ = [
     "Shard",
     "SplatStatistics",
     "alone",
-    "catch_up",
     "relocated_shape",
 ]

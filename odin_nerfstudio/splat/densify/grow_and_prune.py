@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from gsplat.strategy import DefaultStrategy
@@ -11,8 +12,9 @@ from gsplat.strategy.ops import reset_opa
 from torch import Tensor
 
 from odin_nerfstudio.draws import normal
+from odin_nerfstudio.shadow.optimizer import catch_up_rows
 from odin_nerfstudio.splat.densify.rowwise import logit, norm, rotate, sigmoid
-from odin_nerfstudio.splat.densify.shard import Shard, catch_up
+from odin_nerfstudio.splat.densify.shard import Shard
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,11 @@ class SplatStatistics:
     """What the backward of one view says about its splats."""
 
     index: Tensor
-    """(M,) int64 rows of the shard, all different."""
+    """(M,) int64 rows of the shard; one may be seen by several views."""
     grad2d: Tensor
     """(M, 2) gradient with respect to the splats' centres in pixels; summed absolute values for absgrad."""
     radii: Tensor
-    """(M,) screen radii in pixels."""
+    """(M,) screen radii in pixels, 0 where a view does not see the row."""
     width: int
     """Image width in pixels."""
     height: int
@@ -68,7 +70,7 @@ class GrowAndPrune(DefaultStrategy):
         if not self.is_fence(step):
             return
         self.watch(shard, [])
-        catch_up(shard.optimizers)
+        catch_up_rows(shard.optimizers)
         if self._refines(step):
             before = shard.total
             grown = self._grow(shard, step)
@@ -93,13 +95,13 @@ class GrowAndPrune(DefaultStrategy):
             if state[name] is None:
                 state[name] = torch.zeros(len(shard), device=shard.ids.device)
         for view in views:
-            size = view.grad2d.new_tensor([view.width, view.height])
-            length = norm(view.grad2d * (size / 2 * view.views))
+            scale = _half_size(view.width, view.height, view.views, view.grad2d.device)
+            length = norm(view.grad2d * scale)
             state["grad2d"].index_add_(0, view.index, length.to(state["grad2d"]))
-            state["count"].index_add_(0, view.index, torch.ones_like(state["count"][view.index]))
+            state["count"].index_add_(0, view.index, (view.radii > 0).to(state["count"]))
             if "radii" in self._statistics():
                 radii = view.radii / float(max(view.width, view.height))
-                state["radii"][view.index] = torch.maximum(state["radii"][view.index], radii)
+                state["radii"].scatter_reduce_(0, view.index, radii, "amax")
 
     def _grow(self, shard: Shard, step: int) -> int:
         """Copies small and splits large primitives with large gradients; returns by how many the ranks' rows grew.
@@ -156,6 +158,12 @@ class GrowAndPrune(DefaultStrategy):
                 pruned |= shard.state["radii"] > self.prune_scale2d
         kept = (~pruned).nonzero()[:, 0]
         shard.select(kept, shard.ids[kept])
+
+
+@lru_cache(maxsize=256)
+def _half_size(width: int, height: int, views: int, device: torch.device) -> Tensor:
+    """(2,) half an image's size × views; kept, since a GPU has to be waited for to take numbers from the host."""
+    return torch.tensor([width, height], dtype=torch.float32, device=device) / 2 * views
 
 
 def _largest(grads: Tensor, growth: Tensor, room: int) -> Tensor:

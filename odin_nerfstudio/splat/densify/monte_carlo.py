@@ -9,9 +9,10 @@ from gsplat.strategy import MCMCStrategy
 from torch import Tensor
 
 from odin_nerfstudio.draws import normal, uniform
+from odin_nerfstudio.shadow.optimizer import catch_up_rows
 from odin_nerfstudio.splat.densify.grow_and_prune import SplatStatistics
 from odin_nerfstudio.splat.densify.rowwise import conjugate, logit, rotate, sigmoid
-from odin_nerfstudio.splat.densify.shard import Shard, catch_up
+from odin_nerfstudio.splat.densify.shard import Shard
 
 _MOST_COPIES = 51
 """Larger counts are treated as this one, as gsplat does."""
@@ -49,7 +50,7 @@ class MonteCarlo(MCMCStrategy):
             shard: rows of this rank; changed in place.
             step: of the run, the same on every rank.
         """
-        catch_up(shard.optimizers)
+        catch_up_rows(shard.optimizers)
         if self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0:
             relocated, added = self._relocate(shard, step), self._add(shard, step)
             if self.verbose:

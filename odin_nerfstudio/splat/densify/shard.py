@@ -11,7 +11,6 @@ from gsplat.strategy.ops import _update_param_with_optimizer
 from torch import Tensor
 from torch.nn import Parameter
 
-from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.splat.densify.rowwise import sigmoid
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -22,13 +21,6 @@ Gather = Callable[[Tensor], Tensor]
 def alone(rows: Tensor) -> Tensor:
     """The :data:`Gather` of a rank that has all the rows."""
     return rows
-
-
-def catch_up(optimizers: Optimizers, rows: Tensor | None = None) -> None:
-    """Brings ``rows`` (None: all) of every lazy optimizer up to date."""
-    for optimizer in optimizers.values():
-        if isinstance(optimizer, LazyAdam):
-            optimizer.catch_up(rows)
 
 
 @dataclass

@@ -1,10 +1,14 @@
 """The CUDA backend: gsplat 1.4.0's kernels in packed mode, called stage by stage.
 
 gsplat is imported at first use, so that a machine without CUDA never tries to build its kernels. Gradients are summed
-with atomics: they vary in the last bits from run to run.
+with atomics: they vary in the last bits from run to run. Nothing here checks that rows and splats ascend in id: the
+answer would have to come back from the device, and those of the model do.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +43,7 @@ class GsplatRasterizer:
         opacities = torch.sigmoid(rows.opacities[:, 0]).index_select(0, index)
         if compensations is not None:
             opacities = opacities * compensations
-        splats = Splats(
+        return Splats(
             ids=rows.ids[index],
             index=index,
             means2d=means2d,
@@ -49,27 +53,26 @@ class GsplatRasterizer:
             colors=_colors(rows, index, camera.viewmat, settings.sh_degree),
             radii=radii,
         )
-        return _ascending(splats)
 
-    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False) -> Image:
-        ordered = _ascending(splats)
-
+    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False, depth: bool = True) -> Image:
         def keep(sums: Tensor) -> None:
-            splats.absgrad = sums if ordered is splats else sums[torch.argsort(torch.argsort(splats.ids))]
+            splats.absgrad = sums
 
-        features = torch.cat((ordered.colors, ordered.depths[:, None]), dim=1)
+        colors = splats.colors
         image, alpha = _Rasterize.apply(
-            ordered.means2d.contiguous(),
-            ordered.conics.contiguous(),
-            features,
-            ordered.opacities.contiguous(),
-            ordered,
+            splats.means2d.contiguous(),
+            splats.conics.contiguous(),
+            torch.cat((colors, splats.depths[:, None]), dim=1) if depth else colors.contiguous(),
+            splats.opacities.contiguous(),
+            splats,
             width,
             height,
             keep if absgrad else None,
         )
-        rgb, depth = image.split((3, 1), dim=-1)
-        return Image(rgb, alpha, depth / alpha.clamp(min=1e-10))
+        if not depth:
+            return Image(image, alpha, None)
+        rgb, distance = image.split((3, 1), dim=-1)
+        return Image(rgb, alpha, distance / alpha.clamp(min=1e-10))
 
 
 class _Rasterize(torch.autograd.Function):
@@ -77,42 +80,31 @@ class _Rasterize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, means2d, conics, features, opacities, splats: Splats, width, height, keep):
-        from gsplat.cuda._wrapper import _make_lazy_cuda_func, isect_offset_encode, isect_tiles
-
         ctx.keep = keep
         if not len(means2d):
             ctx.save_for_backward(means2d, conics, features, opacities)
-            return features.new_zeros(height, width, 4), features.new_zeros(height, width, 1)
+            return features.new_zeros(height, width, features.shape[1]), features.new_zeros(height, width, 1)
         columns, rows = -(-width // _TILE), -(-height // _TILE)
-        # The sort by depth is stable and the splats ascend in id, so ids break ties.
-        _, keys, owners = isect_tiles(
-            means2d,
-            splats.radii,
-            splats.depths,
-            _TILE,
-            columns,
-            rows,
-            packed=True,
-            n_cameras=1,
-            camera_ids=torch.zeros_like(splats.ids),
-            gaussian_ids=splats.index,
+        kernels, radii, depths = _kernels(), splats.radii.contiguous(), splats.depths.contiguous()
+        # The sort by depth is stable and the splats ascend in id, so ids break ties. The kernel takes splats that are
+        # not packed as those of cameras in turn: with one camera nothing needs to say whose they are.
+        _, keys, owners = kernels.isect_tiles(
+            means2d[None], radii, depths, None, None, 1, _TILE, columns, rows, True, True
         )
-        offsets = isect_offset_encode(keys, 1, columns, rows)
+        offsets = kernels.isect_offset_encode(keys, 1, columns, rows)
         inputs = (means2d, conics, features, opacities, None, None)
         ctx.tiling = (width, height, _TILE, offsets, owners)
-        image, alpha, last = _make_lazy_cuda_func("rasterize_to_pixels_fwd")(*inputs, *ctx.tiling)
+        image, alpha, last = kernels.rasterize_to_pixels_fwd(*inputs, *ctx.tiling)
         ctx.save_for_backward(means2d, conics, features, opacities, alpha, last)
-        return image[0], alpha[0]
+        return image.squeeze(0), alpha.squeeze(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g_image, g_alpha):
-        from gsplat.cuda._wrapper import _make_lazy_cuda_func
-
         inputs, outputs = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
         if outputs:
-            upstream = (g_image[None].contiguous(), g_alpha[None].contiguous())
-            absolute, *gradients = _make_lazy_cuda_func("rasterize_to_pixels_bwd")(
+            upstream = (g_image.contiguous(), g_alpha.contiguous())
+            absolute, *gradients = _kernels().rasterize_to_pixels_bwd(
                 *inputs, None, None, *ctx.tiling, *outputs, *upstream, ctx.keep is not None
             )
         else:
@@ -120,6 +112,14 @@ class _Rasterize(torch.autograd.Function):
         if ctx.keep is not None:
             ctx.keep(absolute)
         return (*gradients, None, None, None, None)
+
+
+@cache
+def _kernels() -> Any:
+    """gsplat's extension itself: its wrappers check arguments and import it on every call."""
+    from gsplat.cuda._backend import _C
+
+    return _C
 
 
 def _colors(rows: Rows, index: Tensor, viewmat: Tensor, degree: int | None) -> Tensor:
@@ -135,21 +135,3 @@ def _colors(rows: Rows, index: Tensor, viewmat: Tensor, degree: int | None) -> T
     directions = rows.means.index_select(0, index) - centre
     coefficients = torch.cat((dc[:, None], rows.features_rest.index_select(0, index)), dim=1)
     return torch.clamp_min(spherical_harmonics(degree, directions, coefficients) + 0.5, 0.0)
-
-
-def _ascending(splats: Splats) -> Splats:
-    """The same splats in ascending order of id; the very object if they are so already."""
-    if bool((splats.ids[1:] > splats.ids[:-1]).all()):
-        return splats
-    order = torch.argsort(splats.ids)
-    fields = (
-        splats.ids,
-        splats.index,
-        splats.means2d,
-        splats.depths,
-        splats.conics,
-        splats.opacities,
-        splats.colors,
-        splats.radii,
-    )
-    return Splats(*(field.index_select(0, order) for field in fields))

@@ -7,18 +7,21 @@ that holds the view rasterizes the splats it is sent (design §3.1). Everything 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 RasterizeMode = Literal["classic", "antialiased"]
 
 
 class Rows(NamedTuple):
-    """Primitives as the model stores them (before activation), any subset in any order. N rows, K = (degree + 1)²."""
+    """Primitives as the model stores them (before activation), any subset. N rows, K = (degree + 1)²."""
 
     ids: Tensor
-    """(N,) int64: global ids, all different. They alone decide the order in which equal depths are blended."""
+    """(N,) int64: global ids, all different, ascending (the CPU backends take any order). They alone decide in which
+    order equal depths are blended."""
     means: Tensor
     """(N, 3) world position."""
     scales: Tensor
@@ -46,6 +49,13 @@ class PinholeCamera:
     """Image width in pixels."""
     height: int
     """Image height in pixels."""
+
+    @cached_property
+    def row(self) -> Tensor:
+        """(18,) world → camera, 3×4 row by row; fx, fy, cx, cy; width, height. Made once; no gradient goes through."""
+        viewmat, K = self.viewmat.detach(), self.K.detach()
+        size = torch.tensor([self.width, self.height]).to(K, non_blocking=True)
+        return torch.cat([viewmat[:3].flatten(), K[0, :2:2], K[1, 1:2], K[:2, 2], size])
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,8 @@ class Image(NamedTuple):
     """(H, W, 3) premultiplied colour."""
     alpha: Tensor
     """(H, W, 1) accumulated opacity."""
-    depth: Tensor
-    """(H, W, 1) expected camera z, Σ w z / max(alpha, 1e-10)."""
+    depth: Tensor | None
+    """(H, W, 1) expected camera z, Σ w z / max(alpha, 1e-10); None where it was not asked for."""
 
 
 class Rasterizer(Protocol):
@@ -109,9 +119,16 @@ class Rasterizer(Protocol):
         """Culls, projects (EWA, Zwicker et al. 2001) and shades ``rows``; see gsplat's ``fully_fused_projection``."""
         ...
 
-    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False) -> Image:
+    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False, depth: bool = True) -> Image:
         """Blends ``splats`` front to back over 16×16 tiles; see gsplat's ``rasterize_to_pixels``.
 
-        The image does not depend on the order of the splats: ties in depth are broken by id.
+        Ties in depth are broken by id. That the splats ascend in id is for the caller to see to: the CUDA backend does
+        not look, since that would wait for the device, and the CPU backends take any order.
+
+        Args:
+            splats: of one view.
+            width, height: of the image in pixels.
+            absgrad: whether the backward fills in ``splats.absgrad``.
+            depth: whether the image has a depth.
         """
         ...

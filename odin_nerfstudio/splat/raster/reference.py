@@ -151,7 +151,7 @@ class ReferenceRasterizer:
             radii=radii[seen].to(torch.int32),
         )
 
-    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False) -> Image:
+    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False, depth: bool = True) -> Image:
         rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         pixels = torch.stack((columns, rows), dim=-1).to(splats.means2d) + 0.5
         centres = splats.means2d[:, None, None, :].expand(-1, height, width, -1)
@@ -181,5 +181,7 @@ class ReferenceRasterizer:
 
         rgb = torch.einsum("mhw,mc->hwc", weights, splats.colors[front_to_back])
         alpha = 1 - torch.prod(1 - alphas, dim=0)[..., None]
-        depth = torch.einsum("mhw,m->hw", weights, splats.depths[front_to_back])[..., None]
-        return Image(rgb, alpha, depth / alpha.clamp(min=1e-10))
+        if not depth:
+            return Image(rgb, alpha, None)
+        distance = torch.einsum("mhw,m->hw", weights, splats.depths[front_to_back])[..., None]
+        return Image(rgb, alpha, distance / alpha.clamp(min=1e-10))

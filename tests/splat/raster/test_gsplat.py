@@ -31,15 +31,6 @@ def test_agrees_with_gsplat_called_whole(name: str) -> None:
     assert max(errors.values()) < 1e-5, errors
 
 
-def test_order_of_rows_does_not_change_the_image() -> None:
-    scene = Scene(120, 48, 36, seed=3)
-    one = evaluate(GsplatRasterizer(), scene, device="cuda")
-    other = evaluate(GsplatRasterizer(), scene, device="cuda", permutation=torch.randperm(scene.rows))
-    for name in ("ids", "rgb", "alpha", "depth"):
-        assert torch.equal(one[name], other[name])
-    assert relative_error(other["absgrad"], one["absgrad"]) < 1e-5
-
-
 def test_nothing_visible() -> None:
     values = evaluate(GsplatRasterizer(), Scene(0, 20, 10), device="cuda")
     assert not values["rgb"].any() and not values["alpha"].any() and not values["depth"].any()

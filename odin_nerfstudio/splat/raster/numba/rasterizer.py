@@ -205,8 +205,8 @@ class NumbaRasterizer:
         )
         return Splats(rows.ids[index], index, means2d, depths, conics, opacities, colors, radii)
 
-    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False) -> Image:
-        image = _Rasterize.apply(
+    def rasterize(self, splats: Splats, width: int, height: int, absgrad: bool = False, depth: bool = True) -> Image:
+        rgb, alpha, distance = _Rasterize.apply(
             splats.means2d,
             splats.depths,
             splats.conics,
@@ -217,7 +217,7 @@ class NumbaRasterizer:
             height,
             absgrad,
         )
-        return Image(*image)
+        return Image(rgb, alpha, distance if depth else None)
 
     def count_tests(self, splats: Splats, width: int, height: int) -> int:
         """How many alpha tests an image costs: splats looked at per pixel, until it is finished, over all pixels."""

@@ -1,4 +1,4 @@
-"""Which primitives a view may read: a conservative superset of what its exact render touches, known before reading."""
+"""Scopes in plain torch, on any device. The twin of the kernel of cuda/cull.cu."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import math
 
 import torch
 from torch import Tensor
+
+from odin_nerfstudio.shadow.bitmap.backend import select_backend
+
+Drift = tuple[Tensor, Tensor]
+"""What bounds the move of each row: (N,) float32 ``row_step``, whole numbers, and (T,) ``table``, T > 0; for row r
+``table[row_step[r]]``, and the last one beyond the table. In the type of what moves."""
 
 _ROUNDING = 1e-4
 """Relative slack for the float32 rounding of projections that are computed elsewhere in another order."""
@@ -16,8 +22,8 @@ def in_scope(
     scales: Tensor,
     viewmat: Tensor,
     K: Tensor,
-    width: int,
-    height: int,
+    width: int | Tensor,
+    height: int | Tensor,
     *,
     near: float,
     far: float,
@@ -72,3 +78,46 @@ def in_scope(
     for low, high, size in centres:
         inside &= (high + radius > 0) & (low - radius < size)
     return inside
+
+
+def views_in_scope(
+    means: Tensor,
+    scales: Tensor,
+    cameras: Tensor,
+    *,
+    near: float,
+    far: float,
+    eps2d: float,
+    means_drift: Drift | None = None,
+    scales_drift: Drift | None = None,
+) -> Tensor:
+    """See :func:`odin_nerfstudio.shadow.scope.views_in_scope`."""
+    pose = cameras.new_zeros(len(cameras), 4, 4)
+    pose[:, :3] = cameras[:, :12].unflatten(1, (3, 4))
+    K = torch.diag_embed(torch.nn.functional.pad(cameras[:, 12:14], (0, 1)))
+    K[:, :2, 2] = cameras[:, 14:16]
+    inside = [
+        in_scope(
+            means,
+            scales,
+            viewmat,
+            intrinsics,
+            width,
+            height,
+            near=near,
+            far=far,
+            eps2d=eps2d,
+            means_drift=_bounds(means_drift),
+            scales_drift=_bounds(scales_drift),
+        )
+        for viewmat, intrinsics, (width, height) in zip(pose, K, cameras[:, 16:], strict=True)
+    ]
+    mask = torch.stack(inside) if inside else means.new_zeros(0, len(means), dtype=torch.bool)
+    return select_backend(mask.device).pack(mask)
+
+
+def _bounds(drift: Drift | None) -> Tensor | None:
+    if drift is None:
+        return None
+    row_step, table = drift
+    return table[row_step.long().clamp(0, len(table) - 1)]
