@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from odin_nerfstudio.shadow.bitmap import Bitmap
-from odin_nerfstudio.shadow.graph import ShadowGraph
+from odin_nerfstudio.shadow.graph import UNITS_BETWEEN_LOOKS, ShadowGraph
 from odin_nerfstudio.shadow.hazards import HazardError
 from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
 from odin_nerfstudio.shadow.rules import Rules
@@ -500,7 +500,8 @@ def test_a_breach_is_raised_by_a_later_call(patient: Table, then: str) -> None:
     with pytest.raises(HazardError, match="unit 0 cannot stage row 3: it is not active or is staged already"):
         if then == "fence":
             graph.fence()
-        patient.publish(patient.backward(1, some(5), some(5)))
+        for step in range(1, UNITS_BETWEEN_LOOKS + 1):
+            patient.publish(patient.backward(step, some(5), some(5)))
     graph.fence()
 
 

@@ -78,7 +78,7 @@ def test_a_breach_does_not_hide_those_of_the_next_look(later: Rules) -> None:
 def test_rules_that_hold_are_forgotten(later: Rules) -> None:
     for _ in range(5):
         later.none(NOTHING, not_asked)
-        later.none(Bitmap.empty(0), not_asked)
+        later.none(Bitmap.empty(SIZE), not_asked)
         later.look()
     later.look(wait=True)
     assert later._asked == [] and later._coming is None
