@@ -97,7 +97,7 @@ def launch(name: str, function: str, device: torch.device, *args: Argument) -> N
         value
         if (kind := type(value)) is int or kind is float
         else value.data_ptr()  # type: ignore[union-attr]
-        if kind is Tensor
+        if kind is Tensor and value.is_contiguous()  # type: ignore[union-attr]
         else _as_number(value)
         for value in args
     ]
