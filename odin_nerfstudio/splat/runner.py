@@ -175,9 +175,9 @@ class UnitRunner:
             self._plan(step)
         unit = self._next
         assert unit is not None
-        if hasattr(unit, "locks"):
+        if unit.begun:
             return
-        unit.locks = self.graph.admit(step, unit.scope)
+        unit.begun, unit.locks = True, self.graph.admit(step, unit.scope)
         self.signal |= self._exchange.begin(unit, self._current)
         if unit.early is not None:
             with self.timeline.span("compute", step, "early splats"):

@@ -70,6 +70,8 @@ class Unit:
     """Rows of this rank that the views may read."""
     locks: Locks = field(init=False)
     """What the Shadow Graph knows of it: what it has read and published. From its admission on."""
+    begun: bool = False
+    """Whether the Shadow Graph has admitted it."""
     parts: list[Part] = field(default_factory=list)
     """Early rows, then late ones."""
     leaves: list[Splats] = field(default_factory=list)
