@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from odin_nerfstudio.comm.world import World
 
-# A server that has imported torch forks ranks in no time, and unlike pytest's process it has no threads.
+# A server that has imported everything forks ranks in no time, and unlike pytest's process it has no threads.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch.distributed", "odin_nerfstudio.comm.world"])
+_SERVER.set_forkserver_preload(["nerfstudio.scripts.train", "odin_nerfstudio.methods", "odin_nerfstudio.comm.world"])
 
 
 def run_ranks(

@@ -49,7 +49,7 @@ def between_gpus() -> None:
 
     def make(runner: UnitRunner, replicated: bool, link: Any) -> UnitExchange:
         timeline = runner.timeline
-        moved = DeviceExchange(runner._world, runner._record_marked, lambda: timeline.recording, timeline.stopwatch)
+        moved = DeviceExchange(runner._world, runner._record_marked, timeline.records, timeline.stopwatch)
         return (FusedSparseExchange if replicated else FusedSplatExchange)(runner._model, moved, timeline)
 
     UnitRunner._make_exchange = make  # type: ignore[method-assign]

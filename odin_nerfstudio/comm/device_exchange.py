@@ -83,8 +83,8 @@ class DeviceExchange:
 
     Args:
         world: the ranks.
-        on_transfer: called with every exchange while ``is_recorded()``.
-        is_recorded: whether anybody wants to know how long exchanges take.
+        on_transfer: called with the exchanges of units that are recorded.
+        is_recorded: whether anybody wants to know how long exchanges of a unit take.
         stopwatch: of this device.
     """
 
@@ -92,7 +92,7 @@ class DeviceExchange:
         self,
         world: World,
         on_transfer: Callable[[DeviceTransfer], None] | None = None,
-        is_recorded: Callable[[], bool] = lambda: True,
+        is_recorded: Callable[[int], bool] = lambda _: True,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.world = world
@@ -142,7 +142,7 @@ class DeviceExchange:
         if self.world.size == 1:
             return DeviceJob(name, unit, block, counts, block)
         arrived = block.new_empty((sum(counts), *block.shape[1:]))
-        begin = self._begin()
+        begin = self._begin(unit)
         work = dist.all_to_all_single(arrived, block, counts, splits, group=self._group, async_op=True)
         job = DeviceJob(name, unit, arrived, counts, block, works=[work])
         rank, width = self.world.rank, block[:1].numel() * block.element_size()
@@ -155,7 +155,7 @@ class DeviceExchange:
             return DeviceJob(name, unit, block, counts, block)
         arrived = block.new_empty((sum(counts), *block.shape[1:]))
         parts = arrived.split(counts)
-        begin = self._begin()
+        begin = self._begin(unit)
         parts[self.world.rank].copy_(block)
         works = [
             dist.broadcast(part, source, group=self._group, async_op=True)
@@ -189,10 +189,10 @@ class DeviceExchange:
         if self.world.size > 1:
             dist.destroy_process_group(self._group)
 
-    def _begin(self) -> Mark:
+    def _begin(self, unit: int) -> Mark:
         """The mark at which a transfer is ready, if anybody wants to know."""
         self._mark_ends()
-        watched = self._on_transfer is not None and self._stopwatch is not None and self._is_recorded()
+        watched = self._on_transfer is not None and self._stopwatch is not None and self._is_recorded(unit)
         return self._stopwatch.mark() if watched and self._stopwatch is not None else None
 
     def _tell(self, job: DeviceJob, begin: Mark, sent: int, received: int) -> None:

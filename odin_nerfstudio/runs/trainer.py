@@ -248,7 +248,8 @@ class RankTrainer(Trainer, ABC):
 
     def _hear(self, units: list[int]) -> None:
         every = self.config.logging.steps_per_log
-        put_scalars(self.pipeline.monitor.recording, (unit for unit in units if unit % every == 0))
+        first = {unit // every: unit for unit in reversed(units)}
+        put_scalars(self.pipeline.monitor.recording, reversed(first.values()))
 
     def _write_trace(self, step: int) -> None:
         """Writes what was recorded beside the checkpoints; a run does not end because that fails."""

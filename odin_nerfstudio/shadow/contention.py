@@ -101,8 +101,6 @@ class _Past:
     """(G, W) what the views of each rank wrote."""
     written: Tensor
     """(W,) all of it."""
-    met: Tensor
-    """(W,) rows on which it met the unit before, or ranks met in it."""
 
 
 class Contention:
@@ -119,13 +117,26 @@ class Contention:
         """Units to look back on; may be changed at any time."""
         self._world_size = world_size
         self._device = torch.device(device)
-        self.resize(num_rows)
-
-    def resize(self, num_rows: int) -> None:
-        """Forgets everything, since rows have changed their places."""
         self._num_rows = num_rows
         self._open: dict[int, _Open] = {}
         self._past: deque[_Past] = deque()
+        self._met: deque[Bitmap] = deque()
+        """For each of the last units, rows on which it met the unit before, or ranks met in it."""
+
+    def resize(self, source: Tensor) -> None:
+        """Follows rows to other places. Of units so far only the share is kept in which each row was contended.
+
+        Args:
+            source: (N,) int64, where each row was before, −1 for rows that are new here.
+        """
+        self._open.clear()
+        self._past.clear()
+        kept, place = source >= 0, source.clamp_min(0)
+        if self._num_rows:
+            self._met = deque(Bitmap.from_mask(met.mask()[place].bool() & kept) for met in self._met)
+        else:
+            self._met.clear()
+        self._num_rows = len(source)
 
     def read(self, step: int, scope: Bitmap, stale: Bitmap, reads: Iterable[Touched]) -> None:
         """A unit has read its scope.
@@ -173,9 +184,11 @@ class Contention:
             counts |= {"raw": count_bits(read), "delayed": count_bits(read & unit.stale)}
             counts["groups delayed"] = count_bits(before.written & unit.scope & unit.stale)[None]
             met |= unit.scope & before.written
-        self._past.append(_Past(step, unit.writes, written, met))
-        while len(self._past) > self.window:
-            self._past.popleft()
+        self._past.append(_Past(step, unit.writes, written))
+        self._met.append(Bitmap(met, self._num_rows))
+        for kept in (self._past, self._met):
+            while len(kept) > self.window:
+                kept.popleft()
         coming = counts_to_host(torch.cat([numbers.flatten() for numbers in counts.values()]))
         shapes = {kind: numbers.shape for kind, numbers in counts.items()}
         return lambda: _conflicts(coming.get(), shapes, size, others, None if before is None else before.step)
@@ -184,9 +197,9 @@ class Contention:
     def share(self) -> Tensor:
         """(N,) float32 in [0, 1]: in which part of the finished units of the window each row was contended."""
         total = torch.zeros(self._num_rows, dtype=torch.int32, device=self._device)
-        for unit in self._past:
-            total += Bitmap(unit.met, self._num_rows).mask()
-        return total / max(1, len(self._past))
+        for met in self._met:
+            total += met.mask()
+        return total / max(1, len(self._met))
 
 
 def _conflicts(

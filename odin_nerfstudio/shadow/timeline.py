@@ -26,6 +26,31 @@ _DEFERRED = 4
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """Which units are recorded: all of them, or a stretch of ``length`` in every ``period`` units."""
+
+    length: int = 1
+    period: int = 1
+
+    def __contains__(self, step: int) -> bool:
+        return self._number(step) < self.length
+
+    def is_edge(self, step: int) -> bool:
+        """Whether a unit begins or ends a stretch: it is recorded only for what it hides of its neighbours."""
+        return self.length < self.period and self._number(step) in (0, self.length - 1)
+
+    def _number(self, step: int) -> int:
+        """Of a unit, in the stretch that begins before it."""
+        # Around three quarters of the period, since scenes are changed and ranks meet at the hundreds.
+        return (step - 3 * self.period // 4 + self.length // 2) % self.period
+
+
+EVERY_UNIT = Sampling()
+SAMPLED = Sampling(length=8, period=200)
+"""Where recording a unit takes longer than a fiftieth of the unit."""
+
+
+@dataclass(frozen=True)
 class Span:
     """Something that took time."""
 
@@ -60,10 +85,19 @@ class Timeline:
         rank: whose timeline this is.
         steps: how many units to keep, 0 to record nothing at next to no cost.
         stopwatch: tells when spans begin and end.
+        sampling: which units are recorded.
     """
 
-    def __init__(self, rank: int = 0, steps: int = 1000, stopwatch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        steps: int = 1000,
+        stopwatch: Stopwatch | None = None,
+        sampling: Sampling = EVERY_UNIT,
+    ) -> None:
         self.rank = rank
+        self.sampling = sampling
+        """Which units are recorded; may be changed between units, on all ranks alike."""
         self.stopwatch: Stopwatch = stopwatch or HostStopwatch()
         self._coming: deque[tuple[int, Callable[[], None]]] = deque()
         self._catching_up = threading.RLock()
@@ -71,19 +105,23 @@ class Timeline:
         """Whether anything is recorded; may be changed at any time."""
         self._keep = steps
         self._records: dict[int, StepRecord] = {}
-        self._given_out = -1
+        self._given_out = self._last_finished = -1
         self._compute: list[Interval] | None = None
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------------------------------------ recording
 
+    def records(self, step: int) -> bool:
+        """Whether unit ``step`` is recorded."""
+        return self.recording and step in self.sampling
+
     def span(self, kind: Kind, step: int, name: str = "") -> AbstractContextManager[None]:
         """Records the time that the block takes, for unit ``step``; ``name`` is what a trace shows."""
-        return self._span(kind, step, name) if self.recording else nullcontext()
+        return self._span(kind, step, name) if self.records(step) else nullcontext()
 
     def add(self, kind: Kind, step: int, begin: int, end: int, name: str = "") -> None:
         """Records a span that was measured elsewhere, as CUDA events or a transfer's callbacks do; ns."""
-        if self.recording:
+        if self.records(step):
             with self._lock:
                 self._record(step).spans.append(Span(kind, name or kind, begin, end))
                 if kind == "compute":
@@ -99,7 +137,7 @@ class Timeline:
 
     def defer(self, step: int, record: Callable[[], None]) -> None:
         """Lets something be recorded later, when a device has come to it: before anybody reads, or some units on."""
-        if self.recording:
+        if self.records(step):
             with self._lock:
                 self._record(step)  # the unit has begun, although nothing is known of it
             self._coming.append((step, record))
@@ -115,16 +153,17 @@ class Timeline:
         """Adds to counters of unit ``step``: scope, early, late, delayed, fallback (primitives), bytes (sent), busier
         (bytes in the busier direction of each transfer, which is what a full-duplex link takes its time for),
         primitives (that the rank has), memory (bytes that it uses)."""
-        if self.recording:
+        if self.records(step):
             with self._lock:
                 self._record(step).counts.update(amounts)
 
     def finish(self, step: int, conflicts: Conflicts | None = None) -> None:
         """Everything of unit ``step`` is published; keeps with whom it met."""
-        if self.recording:
+        if self.records(step) and not self.sampling.is_edge(step):
             with self._lock:
                 record = self._record(step)
                 record.finished, record.conflicts = True, conflicts
+                self._last_finished = max(self._last_finished, step)
 
     def take(self, before: int) -> dict[int, StepRecord]:
         """Records of units before unit ``before`` that were not given out yet, for another process to absorb."""
@@ -138,6 +177,8 @@ class Timeline:
         """Adds what the timeline of another process gave out."""
         with self._lock:
             self._records.update(records)
+            finished = (step for step, record in records.items() if record.finished)
+            self._last_finished = max(finished, default=self._last_finished)
             self._compute = None
             self._trim()
 
@@ -185,6 +226,12 @@ class Timeline:
         with self._lock:
             record = self._records.get(step)
             return record is not None and record.finished
+
+    @property
+    def last_finished(self) -> int:
+        """The last unit that is recorded to its end, −1 without any."""
+        self._catch_up()
+        return self._last_finished
 
     def record(self, step: int) -> StepRecord:
         """A copy of what is recorded of a unit, which no longer changes."""

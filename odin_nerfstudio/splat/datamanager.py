@@ -23,11 +23,13 @@ from odin_nerfstudio.data.upload import DeviceViews
 from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.plan.capture import Capture
 from odin_nerfstudio.plan.plan import Plan
-from odin_nerfstudio.plan.schedule import ScheduleConfig
+from odin_nerfstudio.plan.schedule import Group, ScheduleConfig
 
 GIB = 1 << 30
 KEPT_CAMERAS = 4096
 """The most cameras of training views that are kept one by one."""
+KEPT_GROUPS = 64
+"""More than are read ahead."""
 Batch = dict[str, Any]
 
 
@@ -113,6 +115,10 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
         """Evaluation views, decoded when they are asked for."""
         return ViewLoader(self.eval_dataset, int(self.config.cache_gib * GIB))
 
+    def group(self, step: int) -> Group:
+        """The group of a step, after the plan."""
+        return self._group(step)
+
     def next_group(self, step: int) -> list[tuple[Cameras, Batch]]:
         """This rank's views of the group of ``step``.
 
@@ -155,8 +161,13 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
         # To take a camera out of nerfstudio's costs a quarter of a millisecond, and a step asks twice.
         return lru_cache(KEPT_CAMERAS)(partial(_indexed, self.train_dataset.cameras))
 
+    @cached_property
+    def _group(self) -> Callable[[int], Group]:
+        # Asked for as often as there are groups to read ahead, by the planning of units and by reading them.
+        return lru_cache(KEPT_GROUPS)(self.plan.schedule.group)
+
     def _views_of(self, step: int) -> list[int]:
-        return self.plan.schedule.group(step).of_rank(self.rank).tolist()
+        return self.group(step).of_rank(self.rank).tolist()
 
     def eval_view(self, index: int) -> tuple[Cameras, Batch]:
         """An evaluation view, its tensors on this rank's device."""

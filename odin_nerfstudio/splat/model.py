@@ -107,6 +107,7 @@ class OdinSplatfactoModel(SplatfactoModel):
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self._pinholes: dict[int, PinholeCamera] = {}
         self._pinholes_for: tuple[torch.device, int] | None = None
+        self._known_truth: tuple[Tensor, Tensor, int, Tensor] | None = None
         self.display: Rows | None = None
         """A copy of the whole scene, or of most of it, for looks at it while this rank has a part only."""
         self.history: History | None = None
@@ -347,9 +348,14 @@ class OdinSplatfactoModel(SplatfactoModel):
 
     def _truth(self, image: Tensor, background: Tensor) -> Tensor:
         """(H, W, 3) what a rendering should look like, of an image ((H, W, 3 or 4)); uint8 if that can stay so."""
-        if image.shape[2] == 3 and self._get_downscale_factor() == 1:
+        factor = self._get_downscale_factor()
+        if image.shape[2] == 3 and factor == 1:
             return image.to(self.device)
-        return self.composite_with_background(self.get_gt_img(image), background)
+        known = self._known_truth  # metrics and loss ask one after the other
+        if known is None or known[0] is not image or known[1] is not background or known[2] != factor:
+            truth = self.composite_with_background(self.get_gt_img(image), background)
+            known = self._known_truth = (image, background, factor, truth)
+        return known[3]
 
     def regularisers(self, step: int) -> dict[str, Tensor]:
         """This rank's shares of the losses over all primitives that act in a step, to be added once per step.

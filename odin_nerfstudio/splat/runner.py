@@ -25,7 +25,7 @@ from odin_nerfstudio.shadow.optimizer import announce_all, end_step, take_rows
 from odin_nerfstudio.shadow.policy import Quality
 from odin_nerfstudio.shadow.readback import counts_to_host
 from odin_nerfstudio.shadow.stopwatch import stopwatch_of
-from odin_nerfstudio.shadow.timeline import Timeline
+from odin_nerfstudio.shadow.timeline import EVERY_UNIT, SAMPLED, Timeline
 from odin_nerfstudio.splat.datamanager import OdinDataManager
 from odin_nerfstudio.splat.fused import FusedSparseExchange, FusedSplatExchange
 from odin_nerfstudio.splat.model import OdinSplatfactoModel
@@ -61,7 +61,8 @@ class UnitRunner:
         self._model = model
         self._datamanager = datamanager
         self._world = world
-        self.timeline = Timeline(world.rank, stopwatch=stopwatch_of(world.device))
+        sampling = SAMPLED if world.device.type == "cuda" else EVERY_UNIT
+        self.timeline = Timeline(world.rank, stopwatch=stopwatch_of(world.device), sampling=sampling)
         """Where the time of this rank goes."""
         self._exchange = self._make_exchange(replicated, link)
         self.graph = ShadowGraph(model.num_points, self._commit, policy, model.device)
@@ -155,7 +156,7 @@ class UnitRunner:
         unit = self._current
         assert unit is not None and unit.step == step
         unit.leaves = self._exchange.leaves(unit)
-        if self.timeline.recording:
+        if self.timeline.records(step):
             self.contention.read(step, unit.scope, unit.locks.stale, unit.reads())
         return unit.leaves
 
@@ -216,7 +217,7 @@ class UnitRunner:
 
     def _plan(self, step: int) -> None:
         self._follow()
-        group = self._datamanager.plan.schedule.group(step)
+        group = self._datamanager.group(step)
         views = [self._datamanager.train_camera(int(view)) for view in group.views]
         cameras = [self._model.pinhole(camera, step) for camera in views]
         policy = self.graph.policy
@@ -269,15 +270,15 @@ class UnitRunner:
     def _watch(self, unit: Unit, found: RowGradients) -> None:
         if self._model.strategy.watches(unit.step):
             self._model.watch(found.statistics)
-        if self.timeline.recording:
+        if self.timeline.records(unit.step):
             for touched in found.written:
                 self.contention.wrote(unit.step, touched)
 
     def _finish(self, unit: Unit) -> None:
         """Everything of a unit is published: keeps what was counted of it."""
-        if not self.timeline.recording:
-            return
         step, locks = unit.step, unit.locks
+        if not self.timeline.records(step):
+            return
         sizes, conflicts = counts_to_host(locks.sizes()), self.contention.finish(step)
         self.timeline.count(step, primitives=self._model.num_points, memory=peak_memory(self._model.device))
 
@@ -293,12 +294,13 @@ class UnitRunner:
         before, versions, ids = self._ids, self.graph.versions, self._model.ids
         if before is ids:
             return
-        known = versions.new_full((len(ids),), -1)
+        source, known = torch.full_like(ids, -1), versions.new_full((len(ids),), -1)
         if len(before):
             place = torch.searchsorted(before, ids).clamp_(max=len(before) - 1)
-            known = torch.where(before[place] == ids, versions[place], known)
+            source = torch.where(before[place] == ids, place, source)
+            known = torch.where(source < 0, known, versions[place])
         self.graph.resize(len(ids), known)
-        self.contention.resize(len(ids))
+        self.contention.resize(source)
         self._ids = ids
 
     def _commit(self, step: int, rows: Tensor, gradients: Mapping[str, Tensor], chosen: Tensor | None) -> None:
@@ -310,9 +312,7 @@ class UnitRunner:
         if device.type != "cuda":
             exchange = SparseExchange if replicated else SplatExchange
             return exchange(self._model, Exchange(self._world, link, self._record), self.timeline)
-        moved = DeviceExchange(
-            self._world, self._record_marked, lambda: self.timeline.recording, self.timeline.stopwatch
-        )
+        moved = DeviceExchange(self._world, self._record_marked, self.timeline.records, self.timeline.stopwatch)
         if kernels.available("splat_rows", device) and self._model.config.camera_optimizer.mode == "off":
             fused = FusedSparseExchange if replicated else FusedSplatExchange
             return fused(self._model, moved, self.timeline)

@@ -98,7 +98,10 @@ class OdinTrainer(RankTrainer):
         runner.request = self._request()
         if pipeline.world.size == 1:
             runner.signal |= runner.request
-        optimizers.zero_grad_all()
+        # Those of primitives have no gradients to forget: the runner takes them.
+        others = [optimizer for name, optimizer in optimizers.optimizers.items() if name not in model.gauss_params]
+        for optimizer in others:
+            optimizer.zero_grad()
         if runner.is_drained:
             pipeline.rebalance()
         found: dict[str, dict[str, torch.Tensor]] = {}
@@ -108,10 +111,9 @@ class OdinTrainer(RankTrainer):
             return torch.stack(list(found["losses"].values())).sum()
 
         loss = runner.run(step, render, lambda: self._is_fence(step))
-        for name, optimizer in optimizers.optimizers.items():
-            if name not in model.gauss_params:
-                pipeline.world.sum_gradients(p for group in optimizer.param_groups for p in group["params"])
-                optimizer.step()
+        for optimizer in others:
+            pipeline.world.sum_gradients(p for group in optimizer.param_groups for p in group["params"])
+            optimizer.step()
         optimizers.scheduler_step_all(step)
         if runner.is_drained and self._meets(step):
             self._meet(step)

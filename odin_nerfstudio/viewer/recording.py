@@ -101,7 +101,7 @@ class Recording:
         """The numbers of one unit."""
         if step not in self._final:
             figures = self._figures(step)
-            if not all(timeline.is_finished(step + IN_FLIGHT) for timeline in self.timelines):
+            if any(timeline.last_finished < step + IN_FLIGHT for timeline in self.timelines):
                 return figures  # what hides its communication may not all be known yet
             self._final[step] = figures
             while len(self._final) > KEPT:

@@ -202,6 +202,6 @@ def _laid_out(traces: list[Any], lanes: list[str], end: float, pauses: list[tupl
         ],
         annotations=[
             heading(LEGEND, 1.0),
-            *(note | {"x": moment, "text": f"{seconds:.1f} s idle"} for moment, seconds in middles),
+            *(note | {"x": moment, "text": f"{seconds:.1f} s later"} for moment, seconds in middles),
         ],
     )  # fmt: skip

@@ -81,9 +81,21 @@ def test_what_was_not_watched_from_its_beginning_is_not_known() -> None:
     contention.wrote(3, Touched(0, as_rows({1})))
     assert contention.finish(3) is None
     assert watch(contention, 4, [{1}] * RANKS, [{1}] * RANKS, set(), set())().groups == {}
-    contention.resize(10)
+    contention.resize(torch.full((10,), -1))
     assert contention.finish(4) is None
-    assert len(contention.share) == 10
+    assert contention.share.tolist() == [0] * 10
+
+
+def test_shares_follow_rows_that_move() -> None:
+    contention = Contention(ROWS, 1)
+    for step, rows in enumerate([{1, 2}, {1, 3}, {3}]):
+        watch(contention, step, [rows], [rows], set(), set())
+    before = contention.share
+    assert before[1] == before[3] > 0
+    contention.resize(torch.tensor([3, -1, 2, 1, -1]))
+    assert contention.share.tolist() == [before[3], 0, before[2], before[1], 0]
+    assert watch(contention, 3, [{0}], [{0}], set(), set())().groups == {}, "what met before has other places now"
+    assert contention.share[0] == 0.75 * before[3]
 
 
 def test_a_unit_that_is_in_flight_counts_once_it_is_finished() -> None:

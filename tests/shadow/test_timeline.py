@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odin_nerfstudio.shadow.contention import Conflicts
-from odin_nerfstudio.shadow.timeline import Kind, Span, Timeline
+from odin_nerfstudio.shadow.timeline import EVERY_UNIT, SAMPLED, Kind, Sampling, Span, Timeline
 
 spans = st.lists(
     st.tuples(
@@ -289,3 +289,33 @@ def test_threads_may_defer_together_while_others_read() -> None:
     for thread in threads:
         thread.join()
     assert timeline.counts() == {"bytes": 400}
+
+
+def test_a_sampled_run_records_stretches_whose_edges_are_never_finished() -> None:
+    timeline = Timeline(sampling=SAMPLED)
+    for step in range(600):
+        with timeline.span("compute", step):
+            timeline.count(step, early=1)
+        timeline.defer(step, lambda step=step: timeline.count(step, scope=1))
+        timeline.finish(step)
+    stretches = [range(begin, begin + SAMPLED.length) for begin in (146, 346, 546)]
+    assert timeline.steps == [step for stretch in stretches for step in stretch]
+    finished = [step for step in range(600) if timeline.is_finished(step)]
+    assert finished == [step for stretch in stretches for step in stretch[1:-1]]
+    assert timeline.last_finished == finished[-1]
+    assert timeline.counts() == {"early": 24, "scope": 24}
+    absorbed = Timeline()
+    absorbed.absorb(timeline.take(600))
+    assert absorbed.last_finished == finished[-1]
+
+
+@given(length=st.integers(1, 12), period=st.integers(1, 30))
+def test_of_every_period_as_many_units_are_sampled(length: int, period: int) -> None:
+    sampling = Sampling(min(length, period), period)
+    for begin in range(2 * period):
+        chosen = [step in sampling for step in range(begin, begin + period)]
+        assert sum(chosen) == sampling.length
+
+
+def test_every_unit_is_no_edge() -> None:
+    assert all(step in EVERY_UNIT and not EVERY_UNIT.is_edge(step) for step in range(5))

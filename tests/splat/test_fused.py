@@ -18,15 +18,18 @@ from training import assert_equal, between_gpus, learned, make_config, run
 from odin_nerfstudio.comm.exchange import Signal
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.plan.schedule import Group, Schedule
-from odin_nerfstudio.splat.fused import FusedSparseExchange, FusedSplatExchange
+from odin_nerfstudio.splat.fused import FusedSparseExchange, FusedSplatExchange, planning
 
 VIEWS_PER_STEP, STEPS = 4, 10
 
 
-def train(world: World, capture: Path, output: Path, fused: bool, options: dict[str, Any]) -> Path:
+def train(
+    world: World, capture: Path, output: Path, fused: bool, options: dict[str, Any], little: float = planning.LITTLE
+) -> Path:
     """One rank of a run; the folder of checkpoints."""
     if fused:
         between_gpus()
+    planning.LITTLE = little
     config = make_config(capture, output, max_num_iterations=STEPS, steps_per_save=STEPS)
     config.pipeline.datamanager.batch_per_rank = VIEWS_PER_STEP // world.size
     config.pipeline.model.warmup_length = 100
@@ -36,9 +39,11 @@ def train(world: World, capture: Path, output: Path, fused: bool, options: dict[
     return run(config, world)
 
 
-def train_on(size: int, capture: Path, output: Path, fused: bool = True, **options: Any) -> dict[str, Any]:
+def train_on(
+    size: int, capture: Path, output: Path, fused: bool = True, little: float = planning.LITTLE, **options: Any
+) -> dict[str, Any]:
     """What all ranks together have learned."""
-    return learned(run_ranks(size, train, capture, output, fused, options, timeout=600)[0])
+    return learned(run_ranks(size, train, capture, output, fused, options, little, timeout=600)[0])
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +147,10 @@ def test_gradients_that_are_waited_for_travel_first(tmp_path: Path, groups: str,
 @pytest.mark.parametrize("placement", ["sharded", "replicated"])
 def test_overlap_does_not_show(demo_capture: Path, tmp_path: Path, placement: str) -> None:
     """Sums are taken in one order here, so that it does not even in the last bit."""
-    found = [
-        train_on(2, demo_capture, tmp_path / policy, placement=placement, policy=policy)
-        for policy in ("barrier", "quality")
-    ]
-    assert_equal(found[0]["pipeline"], found[1]["pipeline"])
+    barrier = train_on(2, demo_capture, tmp_path / "barrier", placement=placement, policy="barrier")
+    for little in (0.0, 1.1):  # units are always read in two parts, or never
+        quality = train_on(2, demo_capture, tmp_path / f"{little}", little=little, placement=placement)
+        assert_equal(barrier["pipeline"], quality["pipeline"])
 
 
 def test_throughput_trains(expected: dict[str, Any], demo_capture: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from training import between_gpus, make_config, run
 
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.plan.schedule import Group, Schedule
+from odin_nerfstudio.shadow.timeline import EVERY_UNIT, Sampling
+from odin_nerfstudio.splat import runner
 from odin_nerfstudio.viewer.trace import read_trace
 
 POINTS = {"here": 30, "there": 20}
@@ -50,10 +52,13 @@ def write_spots(folder: Path) -> Path:
     return folder
 
 
-def train(world: World, capture: Path, output: Path, placement: str, fused: bool) -> Path:
+def train(
+    world: World, capture: Path, output: Path, placement: str, fused: bool, sampling: Sampling = EVERY_UNIT
+) -> Path:
     """One rank of a run whose groups are :data:`GROUPS` in turns."""
     if fused:
         between_gpus()
+    runner.EVERY_UNIT = sampling  # type: ignore[attr-defined]
     Schedule.group = lambda self, step, costs=None: Group(step, np.array(GROUPS[step % 2]), np.array([0, 1]))  # type: ignore[method-assign]
     config = make_config(capture, output, max_num_iterations=STEPS, steps_per_save=STEPS)
     parser = NerfstudioDataParserConfig(load_3D_points=True, eval_mode="all", downscale_factor=1)
@@ -97,6 +102,17 @@ def test_the_trace_tells_the_known_conflicts(folder: Path) -> None:
         copies = sum(unit.primitives) // both  # replicas all have all primitives, and count what they read of them
         assert unit.primitives in ([both // 2, both // 2], [both, both])
         assert unit.early + unit.late == unit.scope == copies * (here if even else both)
+
+
+def test_of_a_sampled_run_the_units_within_stretches_are_known(tmp_path: Path) -> None:
+    capture, sampling = write_spots(tmp_path / "capture"), Sampling(length=4, period=STEPS)
+    (folder, _) = run_ranks(2, train, capture, tmp_path / "outputs", "sharded", True, sampling, timeout=300)
+    recording = read_trace(folder / "odin_trace.json")
+    assert recording.steps() == [3, 4], "of 2 to 5, which are recorded, those that have neighbours"
+    here = POINTS["here"]
+    assert recording.conflicts(4).ranks["raw"] == [[here, 0], [here, 0]]
+    assert recording.conflicts(4).groups.keys() == {2, 3}
+    assert all(recording.unit(step).bytes > 0 for step in (3, 4))
 
 
 def test_predictions_stand_beside_what_was_measured(folder: Path) -> None:

@@ -79,4 +79,4 @@ def test_a_pause_is_cut_short_and_said() -> None:
     assert begins == pytest.approx([0, 10, 32, 42])  # unit 2 ends at 21 ms, and a usual unit takes 11 ms
     assert set(compute.x) == {8}
     _, note = figure.layout.annotations
-    assert note.text == "90.0 s idle" and 21 < note.x < 32
+    assert note.text == "90.0 s later" and 21 < note.x < 32

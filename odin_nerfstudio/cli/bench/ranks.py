@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
@@ -28,6 +28,7 @@ from odin_nerfstudio.demo.capture import write_capture
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.methods import odin_splatfacto
 from odin_nerfstudio.plan.capture import find_colmap_model
+from odin_nerfstudio.shadow.timeline import EVERY_UNIT
 from odin_nerfstudio.splat.trainer import OdinTrainer, OdinTrainerConfig
 from odin_nerfstudio.viewer.recording import Recording
 from odin_nerfstudio.viewer.trace import read_trace, write_trace
@@ -62,6 +63,9 @@ class Run:
 class ReportingTrainer(OdinTrainer):
     """Trains in silence and leaves a :class:`RankReport` beside the run's config."""
 
+    records_every_unit: ClassVar[bool] = True
+    """Rather than those that a run records by itself."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         CONSOLE.quiet = True
         super().__init__(*args, **kwargs)
@@ -72,6 +76,8 @@ class ReportingTrainer(OdinTrainer):
 
     def train(self) -> None:
         pipeline, model = self.pipeline, self.pipeline.model
+        if self.records_every_unit:
+            pipeline.runner.timeline.sampling = EVERY_UNIT
         model.strategy.verbose = False
         self._starts: list[float] = []
         primitives_at_start = model.num_points
@@ -104,7 +110,7 @@ class RanksBench:
     timeout_s: float = 3600.0
     """Seconds that one run may take."""
 
-    def check(self, least_steps: int) -> None:
+    def check(self, least_steps: int, most_steps: int = 1000) -> None:
         """Checks the flags that are ours.
 
         Raises:
@@ -112,8 +118,8 @@ class RanksBench:
         """
         if self.world_size < 1 or self.batch < 1 or self.batch % self.world_size:
             raise UserError(f"--batch {self.batch}: must be a multiple of --world-size {self.world_size}.")
-        if not least_steps <= self.steps <= 1000:
-            raise UserError(f"--steps {self.steps}: must be {least_steps} … 1000.")
+        if not least_steps <= self.steps <= most_steps:
+            raise UserError(f"--steps {self.steps}: must be {least_steps} … {most_steps}.")
         if not (0 < self.scale <= 1 and self.timeout_s > 0):
             raise UserError("--scale must be above 0 and at most 1, and --timeout-s above 0.")
 

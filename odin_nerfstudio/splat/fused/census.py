@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PARTS = 2
 """A unit reads early rows, then the others."""
@@ -25,6 +25,18 @@ class Census:
     """Of the unit."""
     signal: int
     """What the owner wants all ranks to know."""
+
+    def at_once(self) -> Census:
+        """The same of a unit that reads nothing before the unit before it is published."""
+        pairs, nothing = [sum(of_view) for of_view in zip(*self.pairs, strict=True)], [0] * len(self.pairs[0])
+        rows = [0] * (PARTS - 1) + [sum(self.rows)]
+        return replace(
+            self,
+            pairs=[nothing] * (PARTS - 1) + [pairs],
+            wanted=[nothing] * PARTS,
+            rows=rows,
+            wanted_rows=0,
+        )
 
     @staticmethod
     def length(views: int) -> int:

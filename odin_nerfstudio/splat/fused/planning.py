@@ -25,6 +25,10 @@ from odin_nerfstudio.splat.raster.fused import project_rows
 from odin_nerfstudio.splat.unit import FEW, UnitExchange
 
 
+LITTLE = 0.25
+"""Share of early rows below which a unit is read at once: what would be hidden takes less time than a second part."""
+
+
 class FusedPlanning(UnitExchange):
     """Finds scopes of all views at once, and counts what the host must know while the GPU renders."""
 
@@ -56,7 +60,9 @@ class FusedPlanning(UnitExchange):
             wanted = before.scope & (scope - early)
             parts = [view & early for view in of_views] + [view - early for view in of_views]
             words = list(words_of(parts).view(PARTS, *views.shape).unbind())
-        unit = FusedUnit(step, ranks, [cameras[view] for view in order], scope, early=early, table=table, words=words)
+        cameras = [cameras[view] for view in order]
+        unit = FusedUnit(step, ranks, cameras, scope, early=early, table=table, views=views, words=words)
+        unit.joins = not policy.delays  # rows that are read before their publication are worth a part
         unit.coming = self._exchange.gather(self._census(unit, before, wanted, signal))
         return unit
 
@@ -91,6 +97,8 @@ class FusedPlanning(UnitExchange):
             if census.step != unit.step:
                 raise PeerError(f"rank {rank} plans unit {census.step} instead of {unit.step}: they fell out of step.")
             signal |= Signal(census.signal)
+        if unit.early is not None and unit.joins and unit.early_share < LITTLE:
+            unit.read_at_once()
         return signal
 
     def _wants(self, unit: FusedUnit, before: FusedUnit) -> bool:
@@ -137,7 +145,7 @@ class FusedPlanning(UnitExchange):
     def _wait(self, unit: FusedUnit, name: str, *jobs: DeviceJob) -> None:
         """Lets the current stream wait for what arrives; how long it stands still is what a timeline shows."""
         timeline = self._timeline
-        if not timeline.recording or self._world.size == 1:
+        if not timeline.records(unit.step) or self._world.size == 1:
             for job in jobs:
                 self._exchange.wait(job)
             return

@@ -115,7 +115,7 @@ class FusedSparseExchange(FusedPlanning, ReplicatedLook):
                 if self._model.strategy.watches(unit.step):
                     grad2d, radii = block[:, -STATISTICS:-1], block[:, -1].contiguous().view(torch.int32)
                     statistics += self._statistics(unit, counts, rows, grad2d, radii)
-                if self._timeline.recording:
+                if self._timeline.records(unit.step):
                     written += self._written(unit, counts, rows, (gradients != 0).any(1))
             columns = zip(self._params, sums.split(widths, dim=1), strict=True)
             values = {name: column.reshape(-1, *params[name].shape[1:]).contiguous() for name, column in columns}

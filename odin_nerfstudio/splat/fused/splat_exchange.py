@@ -107,7 +107,7 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
                 counts = self._counts(unit, self._world.rank, first)[number]
                 grad2d = block[:, GRADIENTS:] if self._model.strategy.absgrad else block[:, :2]
                 statistics += self._statistics(unit, counts, rows, grad2d, radii)
-                if self._timeline.recording:
+                if self._timeline.records(unit.step):
                     written += self._written(unit, counts, rows, touched)
             return RowGradients(some.rows(count), values, active > 0, statistics, written)
 

@@ -43,8 +43,12 @@ class FusedUnit(Unit):
 
     table: Tensor = field(default_factory=lambda: torch.empty(0))
     """(V, 18) cameras."""
+    views: Tensor = field(default_factory=lambda: torch.empty(0))
+    """(V, W) bitmaps of the rows that the views may read."""
     words: list[Tensor] = field(default_factory=list)
-    """(V, W) for each part: bitmaps of the rows that the views may read."""
+    """(V, W) for each part, the same of its rows."""
+    joins: bool = True
+    """Whether it is read at once where little of it is early."""
     coming: Gathered | None = None
     """The census of all ranks, on its way."""
     census: list[Census] = field(default_factory=list)
@@ -89,6 +93,17 @@ class FusedUnit(Unit):
     def parts_read(self) -> list[int]:
         """Numbers of the parts that any rank has rows in, at least one; known with the census."""
         return [part for part in range(PARTS) if any(census.rows[part] for census in self.census)] or [PARTS - 1]
+
+    @property
+    def early_share(self) -> float:
+        """Early rows ÷ all that are read, over all ranks; known with the census."""
+        early, late = (sum(census.rows[part] for census in self.census) for part in range(PARTS))
+        return early / max(1, early + late)
+
+    def read_at_once(self) -> None:
+        """From now on nothing is early. On all ranks, before anything is read."""
+        self.early, self.words = None, [self.views[:0], self.views]
+        self.census = [census.at_once() for census in self.census]
 
     def next_part(self) -> int | None:
         """The number of the part that is read now, early rows before the others; None if nobody has rows in it."""

@@ -17,9 +17,11 @@ from odin_nerfstudio.cli.bench.step.system import BETAS, EPS, LEARNING_RATES, Ov
 from odin_nerfstudio.comm.placement import Placement, Shard
 from odin_nerfstudio.comm.replicas import Replicas
 from odin_nerfstudio.plan.plan import Plan
+from odin_nerfstudio.plan.schedule import Group
 from odin_nerfstudio.shadow.bitmap import Bitmap
 from odin_nerfstudio.shadow.optimizer import LazyAdam
 from odin_nerfstudio.shadow.policy import Barrier, Quality, Throughput
+from odin_nerfstudio.shadow.timeline import EVERY_UNIT
 from odin_nerfstudio.shadow.unit import TaskUnit
 from odin_nerfstudio.splat.model import OdinSplatfactoModel, OdinSplatfactoModelConfig
 from odin_nerfstudio.splat.raster import Splats
@@ -104,7 +106,7 @@ class Odin(System):
 
     def watch(self) -> None:
         super().watch()
-        self._runner.timeline.recording = True
+        self._runner.timeline.recording, self._runner.timeline.sampling = True, EVERY_UNIT
 
     def overlap(self, steps: range) -> Overlap:
         timeline = self._runner.timeline
@@ -144,9 +146,13 @@ class CityData:
     """
 
     def __init__(self, city: City, plan: Plan) -> None:
-        self.plan = plan
+        self._plan = plan
         self._city = city
         self._kept: dict[int, Cameras] = {}
+
+    def group(self, step: int) -> Group:
+        """The group of a step, after the plan."""
+        return self._plan.schedule.group(step)
 
     def train_camera(self, view: int) -> Cameras:
         """The camera of a view: shape (1,), on the CPU, its index in ``metadata["cam_idx"]``. Kept, as others do."""
