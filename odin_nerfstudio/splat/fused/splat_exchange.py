@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -108,12 +109,19 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
             return RowGradients(some.rows(count), sums.values, sums.active, statistics, written)
 
     def _no_gradients(self, some: Bitmap, count: int) -> Sums:
-        """Zeros for each of ``count`` rows."""
-        shapes = {name: param.shape[1:] for name, param in self._model.gauss_params.items()}
-        zeros = torch.zeros(count * sum(shape.numel() for shape in shapes.values()), device=self._world.device)
-        parts = zeros.split([count * shape.numel() for shape in shapes.values()])
-        values = {name: part.view(count, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        return Sums(values, torch.zeros(count, dtype=torch.bool, device=self._world.device), Index(some))
+        """Zeros for each of ``count`` rows, all in one piece of memory."""
+        sizes = [count * shape.numel() for shape in self._shapes.values()]
+        flags = -(-count // 4)  # floats that hold a byte for each row
+        zeros = torch.zeros(sum(sizes) + flags, device=self._world.device)
+        *parts, last = zeros.split([*sizes, flags])
+        shapes = zip(self._shapes.items(), parts, strict=True)
+        values = {name: part.view(count, *shape) for (name, shape), part in shapes}
+        return Sums(values, last.view(torch.bool)[:count], Index(some))
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        """Of a row of each parameter, however many rows there are."""
+        return {name: param.shape[1:] for name, param in self._model.gauss_params.items()}
 
     def _chosen(self, unit: FusedUnit, number: int, first: bool) -> Tensor | None:
         """(S,) int64 which pairs of a part have their gradients in a push; None: all."""
