@@ -43,11 +43,16 @@ struct alignas(16) View {
 // By how much the values of a row may still move, by the step that the row is up to date with.
 struct Drift {
     const float *row_step; // (n), or null: rows are current
-    const float *table;    // (size)
+    const double *table;   // (size)
     int size;
+    double factor; // of the table
 
     __device__ float of(int64_t row) const {
-        return row_step ? table[min(max(static_cast<int>(row_step[row]), 0), size - 1)] : 0.0f;
+        if (!row_step) {
+            return 0.0f;
+        }
+        const int step = min(max(static_cast<int>(row_step[row]), 0), size - 1);
+        return __double2float_ru(factor * table[step]); // up: it is a bound
     }
 };
 
@@ -137,12 +142,12 @@ __global__ void __launch_bounds__(kThreads) cull_kernel(
 // the current one and returns a cudaError_t.
 //
 // means (n, 3), scales (n, 3), cameras (num_views, 18) → words (num_views, ⌈n/64⌉) int64, written. Of each drift
-// row_step (n) and table (size > 0), or two null pointers.
+// row_step (n) and table (size > 0) float64, or two null pointers.
 extern "C" int cull_views(
     int device, cudaStream_t stream, int64_t n, int64_t num_views, const float *means, const float *scales,
-    const float *cameras, const float *means_step, const float *means_table, int64_t means_table_size,
-    const float *scales_step, const float *scales_table, int64_t scales_table_size, double near, double far,
-    double eps2d, uint32_t *words
+    const float *cameras, const float *means_step, const double *means_table, int64_t means_table_size,
+    double means_factor, const float *scales_step, const double *scales_table, int64_t scales_table_size,
+    double scales_factor, double near, double far, double eps2d, uint32_t *words
 ) {
     const cudaError_t error = cudaSetDevice(device);
     if (error != cudaSuccess || n == 0 || num_views == 0) {
@@ -151,8 +156,8 @@ extern "C" int cull_views(
     const int64_t rows = (n + 63) / 64 * 64; // whole words, so that bits beyond n are written too
     cull_kernel<<<static_cast<unsigned>((rows + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
         n, static_cast<int>(num_views), means, scales, cameras,
-        Drift{means_step, means_table, static_cast<int>(means_table_size)},
-        Drift{scales_step, scales_table, static_cast<int>(scales_table_size)},
+        Drift{means_step, means_table, static_cast<int>(means_table_size), means_factor},
+        Drift{scales_step, scales_table, static_cast<int>(scales_table_size), scales_factor},
         Range{static_cast<float>(near), static_cast<float>(far)}, static_cast<float>(eps2d), words
     );
     return cudaGetLastError();

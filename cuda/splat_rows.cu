@@ -598,11 +598,24 @@ __device__ void clear_row(const Fields<float> &of) {
     }
 }
 
-// chosen: null for all pairs in order; place: null where gradients are written, not added.
+// Where the gradients of rows are added up: in the places that the rows have in the list of a set's rows.
+struct Sums {
+    const int64_t *rows;   // of the pairs; null where gradients are written, not added
+    const uint64_t *words; // the set: 64 rows a word
+    const int *prefix;     // rows below each word
+    bool *active;          // by place: set for a pair whose splat has a gradient
+
+    __device__ uint32_t place(int64_t pair) const {
+        const int64_t row = rows[pair], word = row / 64;
+        return prefix[word] + __popcll(words[word] & ((uint64_t{1} << row % 64) - 1));
+    }
+};
+
+// chosen: null for all pairs in order.
 __global__ void __launch_bounds__(kPairs) pull_back_kernel(
     const int64_t n, const int64_t *__restrict__ chosen, const Views views, const float *__restrict__ table,
     const Settings settings, const float *__restrict__ grads, const int grad_width, const Fields<const float> values,
-    const int64_t *__restrict__ place, const Fields<float> out
+    const Sums sums, const Fields<float> out
 ) {
     __shared__ uint32_t row[kPairs];
     float *memory = reinterpret_cast<float *>(shared_memory);
@@ -646,13 +659,17 @@ __global__ void __launch_bounds__(kPairs) pull_back_kernel(
             written = true;
         }
     }
-    if (place) {
-        row[t] = written ? static_cast<uint32_t>(place[first + t]) : kNone;
+    if (sums.rows) {
+        const uint32_t place = wanted ? sums.place(pair) : kNone;
+        if (wanted) {
+            sums.active[place] = true; // also where the view does not see the row
+        }
+        row[t] = written ? place : kNone;
     } else if (!written) {
         clear_row(of);
     }
     __syncthreads();
-    if (place) {
+    if (sums.rows) {
         add(out, tile, row, columns);
     } else {
         store(out.from(first), tile, count);
@@ -703,14 +720,15 @@ int splat_rows_project(
     );
 }
 
-// grads (n, grad_width) of the pairs chosen (n,), whose rows are `values` (·, …) → out (n, …), written; with place
-// (n,), row place[i] of out (·, …) is added to. chosen and place may be null.
+// grads (n, grad_width) of the pairs chosen (n,), whose rows are `values` (·, …) → out (n, …), written. With rows (·,) of
+// all pairs it is added to, at the places that they have in the set of words (w,) with its prefix (w,); and active (·,)
+// becomes true at those of gradients that are not zero. chosen may be null, and so may rows to active, all of them.
 int splat_rows_pull_back(
     int device, cudaStream_t stream, int64_t n, int64_t width, int64_t grad_width, const Views *views,
-    const Settings *settings, const int64_t *chosen, const float *table, const float *grads, const int64_t *place,
-    const float *means, const float *log_scales, const float *quats, const float *dc, const float *rest,
-    const float *logits, float *out_means, float *out_log_scales, float *out_quats, float *out_dc, float *out_rest,
-    float *out_logits
+    const Settings *settings, const int64_t *chosen, const float *table, const float *grads, const int64_t *rows,
+    const uint64_t *words, const int *prefix, bool *active, const float *means, const float *log_scales,
+    const float *quats, const float *dc, const float *rest, const float *logits, float *out_means,
+    float *out_log_scales, float *out_quats, float *out_dc, float *out_rest, float *out_logits
 ) {
     if (grad_width < kGrad || grad_width > kMaxGrad) {
         return cudaErrorInvalidValue;
@@ -720,7 +738,7 @@ int splat_rows_pull_back(
     const Fields<float> out{out_means, out_log_scales, out_quats, out_dc, out_rest, out_logits, w};
     return launch(
         device, stream, n, width, kMaxGrad, pull_back_kernel, n, chosen, *views, table, *settings, grads,
-        static_cast<int>(grad_width), values, place, out
+        static_cast<int>(grad_width), values, Sums{rows, words, prefix, active}, out
     );
 }
 }

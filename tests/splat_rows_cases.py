@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from odin_nerfstudio.comm.splat_block import SplatBlock
+from odin_nerfstudio.comm.splat_block import GRADIENTS, SplatBlock
+from odin_nerfstudio.shadow.bitmap import Bitmap, Index
 from odin_nerfstudio.splat.raster.camera_table import camera_table
-from odin_nerfstudio.splat.raster.fused import reference
+from odin_nerfstudio.splat.raster.fused import Sums, reference
 from odin_nerfstudio.splat.raster.protocol import PinholeCamera, RasterizeMode, RasterSettings, Rows
 from odin_nerfstudio.splat.raster.reference import ReferenceRasterizer
 
@@ -104,6 +105,13 @@ class Pairs:
     def views(self) -> tuple[list[int], Tensor, RasterSettings]:
         return self.offsets, self.table, self.settings
 
+    def sums(self, start: float = 0.0) -> Sums:
+        """Room for the gradients of all rows of the pairs, from ``start``."""
+        some = Bitmap.from_rows(self.rows, len(self.params.ids))
+        fields = {name: getattr(self.params, name)[some.rows()] for name in reference.PARAMETERS}
+        values = {name: torch.full_like(field, start) for name, field in fields.items()}
+        return Sums(values, torch.zeros(some.count(), dtype=torch.bool, device=self.rows.device), Index(some))
+
 
 def exact_splats(pairs: Pairs) -> dict[str, Tensor]:
     """Fields (P, ...) and ``radii`` of all pairs in float64, 0 where they are not seen."""
@@ -191,13 +199,14 @@ def assert_subsets_agree(project: Callable, pull_back: Callable, scene: Scene, d
     chosen = torch.nonzero(torch.rand(size, generator=random) < 0.6)[:, 0].to(device)
     for subset in (None, chosen, chosen[:0], chosen[-1:]):
         grads = pairs.grads if subset is None else pairs.grads[subset]
-        places = pairs.rows if subset is None else pairs.rows[subset]
         written = pull_back(values, *pairs.views, grads, subset)
-        before = {name: torch.ones_like(field) for name, field in pairs.params._asdict().items() if name != "ids"}
-        into = {name: field.clone() for name, field in before.items()}
-        assert pull_back(values, *pairs.views, grads, subset, into, places) is into
+        before, into = pairs.sums(1.0), pairs.sums(1.0)
+        places = into.places.place(pairs.rows if subset is None else pairs.rows[subset])
+        assert pull_back(values, *pairs.views, grads, subset, pairs.rows, into) is into.values
         for name in reference.PARAMETERS:
             expected = every[name] if subset is None else every[name][subset]
             assert torch.equal(written[name], expected)
-            sums = before[name].double().index_add(0, places, expected.double())
-            assert_close(into[name], sums, 1e-5, f"sum of {name}")
+            sums = before.values[name].double().index_add(0, places, expected.double())
+            assert_close(into.values[name], sums, 1e-5, f"sum of {name}")
+        touched = (grads[:, :GRADIENTS] != 0).any(1)  # whether or not the view sees the row
+        assert into.active.nonzero()[:, 0].tolist() == places[touched].unique().tolist()

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+GRADIENTS = 10
+"""Columns of a gradient block before those of absgrad."""
+
 
 class SplatBlock(NamedTuple):
     """Projected, shaded splats on their way from owner to renderer; the fields are those of the renderers' splats."""
@@ -64,7 +67,8 @@ class SplatGradBlock(NamedTuple):
     @staticmethod
     def unpack(block: Tensor) -> SplatGradBlock:
         """The inverse of :meth:`pack`, each field in memory of its own."""
-        means2d, depths, conics, opacities, colors, absgrad = _columns(block, [2, 1, 3, 1, 3, block.shape[1] - 10])
+        widths = [2, 1, 3, 1, 3, block.shape[1] - GRADIENTS]
+        means2d, depths, conics, opacities, colors, absgrad = _columns(block, widths)
         return SplatGradBlock(means2d, depths[:, 0], conics, opacities[:, 0], colors, absgrad)
 
 

@@ -209,7 +209,12 @@ class ShadowGraph:
     # ------------------------------------------------------------------------------------ hook 3: publication
 
     def stage(
-        self, unit: TaskUnit, rows: Tensor, gradients: Mapping[str, Tensor], chosen: Tensor | None = None
+        self,
+        unit: TaskUnit,
+        rows: Tensor,
+        gradients: Mapping[str, Tensor],
+        chosen: Tensor | None = None,
+        meant: Bitmap | None = None,
     ) -> None:
         """Keeps gradients until they are published. Rows that the next unit waits for can be staged first.
 
@@ -218,6 +223,7 @@ class ShadowGraph:
             rows: (R,) int64, all different.
             gradients: (R, ...) per parameter, in the order of ``rows``; must not change before they are published.
             chosen: (R,) bool: which of the rows are meant; they are active and not staged yet. None: all.
+            meant: the chosen rows as a set, where the caller has it; None: it is made of them.
 
         Raises:
             HazardError: before the backward, or for rows that are not active or are staged already.
@@ -230,7 +236,7 @@ class ShadowGraph:
                 raise ValueError(f"gradients of {name} have {len(gradient)} rows instead of {len(rows)}")
         if chosen is not None and len(chosen) != len(rows):
             raise ValueError(f"unit {unit.step} cannot choose {len(chosen)} rows of {len(rows)}")
-        part = Bitmap.from_rows(rows, self.num_rows, chosen)
+        part = Bitmap.from_rows(rows, self.num_rows, chosen) if meant is None else meant
         wrong = f"unit {unit.step} cannot stage row"
         with self._lock:
             self._rules.none(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from odin_nerfstudio.shadow import adam
 from odin_nerfstudio.shadow.adam import AdamConstants, AdamRows, MissedSteps
+from odin_nerfstudio.shadow.scope import Drift
 
 AdamKind = Literal["dense", "selective"]
 _Place = tuple[int, int]
@@ -82,13 +83,10 @@ class LazyAdam(torch.optim.Optimizer):
     def drift(self) -> Tensor | None:
         """(N,) bound on how far each coordinate of a row may move when it is caught up; None where no row is late.
 
-        See :func:`drift_tables`; a step that was announced may still have a gradient.
+        See :func:`drift_of`; a step that was announced may still have a gradient.
         """
-        tables = drift_tables(self, pending=int(self._announced))
-        if tables is None:
-            return None
-        row_step, bound = tables
-        return bound[row_step.long()].to(self.param_groups[0]["params"][0].dtype)
+        drift = drift_of(self, pending=int(self._announced))
+        return drift and drift.bounds(self.param_groups[0]["params"][0].dtype)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -222,26 +220,25 @@ def take_rows(
     adam.take(params, rows, list(gradients.values()), active, age)
 
 
-def drift_tables(optimizer: torch.optim.Optimizer, pending: int = 0) -> tuple[Tensor, Tensor] | None:
+def drift_of(optimizer: torch.optim.Optimizer | None, pending: int = 0) -> Drift | None:
     """Bound on how far each coordinate of a row may move when it is caught up, by the step the row is up to date with.
 
     |m|/√v ≤ ``reach`` for any history, so the missed steps of a row that is up to date with s move it by at most
     ``reach · A[s]``, and each announced step that may still have a gradient multiplies that by √β₂/β₁.
 
     Args:
-        optimizer: of a single parameter, as nerfstudio builds them.
+        optimizer: of a single parameter, as nerfstudio builds them; nothing is late without one.
         pending: how many of the announced steps may still have a gradient on a row. A step that is not announced is no
             part of the bound, since its learning rate is not known.
 
     Returns:
-        ``row_step``, (N,) float32, and the bound, (now + 1,) float64; None where no row is late.
+        The bounds, T = now + 1 of them; None where no row is late.
     """
     if not isinstance(optimizer, LazyAdam) or not (late := optimizer._late()):
         return None
     ((_, _, _, row_step, missed),) = late
     beta1, beta2, _ = missed.constants
-    reach = missed.constants.reach * (math.sqrt(beta2) / beta1) ** pending
-    return row_step, reach * missed.first
+    return Drift(row_step, missed.first, missed.constants.reach * (math.sqrt(beta2) / beta1) ** pending)
 
 
 def _lazy(optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[LazyAdam]:

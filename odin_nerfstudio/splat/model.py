@@ -29,7 +29,7 @@ from torchmetrics.image import PeakSignalNoiseRatio
 
 from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.runs.perceptual import LazyLPIPS
-from odin_nerfstudio.shadow.optimizer import LazyAdam, catch_up_rows, drift_tables
+from odin_nerfstudio.shadow.optimizer import LazyAdam, catch_up_rows, drift_of
 from odin_nerfstudio.shadow.scope import in_scope, views_in_scope
 from odin_nerfstudio.splat.densify import Gather, GrowAndPrune, MonteCarlo, Shard, SplatStatistics, alone
 from odin_nerfstudio.splat.l1_ssim import is_fused, l1_ssim
@@ -242,7 +242,7 @@ class OdinSplatfactoModel(SplatfactoModel):
             (V, W) int64 bitmaps.
         """
         settings = self.raster_settings(step)
-        means_drift, scales_drift = (self._drift_tables(name, pending) for name in ("means", "scales"))
+        means_drift, scales_drift = (drift_of(self.optimizers.get(name), pending) for name in ("means", "scales"))
         return views_in_scope(
             self.means.detach(),
             self.scales.detach(),
@@ -253,10 +253,6 @@ class OdinSplatfactoModel(SplatfactoModel):
             means_drift=means_drift,
             scales_drift=scales_drift,
         )
-
-    def _drift_tables(self, name: str, pending: int) -> tuple[Tensor, Tensor] | None:
-        tables = drift_tables(self.optimizers[name], pending) if name in self.optimizers else None
-        return tables and (tables[0], tables[1].to(self.means.dtype))
 
     def all_rows(self) -> Rows:
         """All rows of this rank as they are, outside any graph."""

@@ -256,15 +256,16 @@ class UnitRunner:
                 negligible = Bitmap.from_rows(found.rows, size, small)
             active = Bitmap.from_rows(found.rows, size, found.active)
             self.graph.backward(locks, active, negligible, among)
-            chosen = found.active
+            chosen, meant = found.active, active
             if unit.postponed is not None:
                 before, kept = unit.postponed
                 self.graph.stage(locks, before.rows, before.values, kept)
             elif policy.delays and among is not None and self._next is not None:
                 self.graph.late(self._next.locks)
-                kept = self._next.locks.stale.contains(found.rows) & chosen
-                unit.postponed, chosen = (found, kept), chosen & ~kept
-            self.graph.stage(locks, found.rows, found.values, chosen)
+                stale = self._next.locks.stale
+                kept = stale.contains(found.rows) & chosen
+                unit.postponed, chosen, meant = (found, kept), chosen & ~kept, active - stale
+            self.graph.stage(locks, found.rows, found.values, chosen, meant)
             self.graph.publish(locks, last=among is None)
 
     def _watch(self, unit: Unit, found: RowGradients) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from odin_nerfstudio import kernels
 from odin_nerfstudio.shadow.adam import AdamConstants, AdamRows, MissedSteps, reference
 from odin_nerfstudio.shadow.adam.state import flat
-from odin_nerfstudio.shadow.optimizer import LazyAdam, announce_all, catch_up_rows, drift_tables, take_rows
+from odin_nerfstudio.shadow.optimizer import LazyAdam, announce_all, catch_up_rows, drift_of, take_rows
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -198,7 +198,7 @@ class Scene:
             take_rows(self.optimizers, rows, grads, active, age=step % 2)
             for optimizer in self.optimizers.values():
                 optimizer.step()
-        assert drift_tables(self.optimizers["0"], 1) is not None
+        assert drift_of(self.optimizers["0"], 1) is not None
         catch_up_rows(self.optimizers)
 
 
@@ -228,7 +228,7 @@ def test_no_call_waits_for_the_device(cuda) -> None:
             announce_all(scene.optimizers)
             take_rows(scene.optimizers, rows, grads, active)
             take_rows(scene.optimizers, rows, grads, age=1)
-            drift_tables(scene.optimizers["0"], 2)
+            drift_of(scene.optimizers["0"], 2)
             for optimizer in scene.optimizers.values():
                 optimizer.step()
         catch_up_rows(scene.optimizers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from odin_nerfstudio import kernels
 from odin_nerfstudio.shadow.bitmap import Bitmap
 from odin_nerfstudio.shadow.bitmap import reference as bitmaps
-from odin_nerfstudio.shadow.scope import reference, views_in_scope
+from odin_nerfstudio.shadow.scope import Drift, reference, views_in_scope
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 BOUNDS = {"near": SETTINGS.near, "far": 6.0, "eps2d": SETTINGS.eps2d}
@@ -40,14 +41,18 @@ def contained(a: Tensor, b: Tensor) -> bool:
 def test_sets_are_the_twins_within_rounding(n: int, views: int) -> None:
     rows = inputs(n, views, seed=n + views)
     steps = [torch.randint(0, 9, (n,), generator=rng(n)).float().cuda() for _ in range(2)]  # some beyond the tables
-    tables = [torch.rand(size, generator=rng(size)).cuda() * 0.1 + 0.001 for size in (7, 5)]
+    tables = [torch.rand(size, generator=rng(size), dtype=torch.float64).cuda() * 0.2 + 0.002 for size in (7, 5)]
+
+    def drifts(margin: float) -> Iterator[Drift]:
+        return (Drift(step, table + 2 * margin, 0.5) for step, table in zip(steps, tables, strict=True))
 
     def twin(margin: float) -> Tensor:
-        means_drift, scales_drift = ((step, table.double() + margin) for step, table in zip(steps, tables, strict=True))
+        means_drift, scales_drift = drifts(margin)
         doubles = (tensor.double() for tensor in rows)
         return reference.views_in_scope(*doubles, **BOUNDS, means_drift=means_drift, scales_drift=scales_drift)
 
-    found = views_in_scope(*rows, **BOUNDS, means_drift=(steps[0], tables[0]), scales_drift=(steps[1], tables[1]))
+    means_drift, scales_drift = drifts(0)
+    found = views_in_scope(*rows, **BOUNDS, means_drift=means_drift, scales_drift=scales_drift)
     assert found.shape == (views, -(-n // 64))
     assert contained(twin(-1e-4), found)
     assert contained(found, twin(1e-4))
@@ -78,7 +83,7 @@ def test_sets_contain_what_is_rendered(seed: int) -> None:
 @needs_cuda
 def test_nothing_waits_for_the_device() -> None:
     rows = inputs(1000, 3, seed=0)
-    drift = torch.zeros(1000, device="cuda"), torch.ones(1, device="cuda")
+    drift = Drift(torch.zeros(1000, device="cuda"), torch.ones(1, device="cuda", dtype=torch.float64))
     views_in_scope(*rows, **BOUNDS)  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -92,7 +97,8 @@ def test_nothing_waits_for_the_device() -> None:
 def test_the_operator_keeps_torchs_rules(late: bool) -> None:
     rows = inputs(100, 3, seed=0)
     views_in_scope(*rows, **BOUNDS)
-    drift = (torch.zeros(100, device="cuda"), torch.ones(2, device="cuda")) if late else (None, None)
+    table = torch.ones(2, device="cuda", dtype=torch.float64)
+    drift = Drift(torch.zeros(100, device="cuda"), table, 0.5) if late else (None, None, 1.0)
     arguments = (*rows, *drift, *drift, *BOUNDS.values())
     operator = torch.ops.odin_nerfstudio.cull_views.default
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -108,7 +108,7 @@ def test_parameters_that_require_gradients(kernel) -> None:
 @needs_cuda
 def test_nothing_waits_for_the_device(kernel) -> None:
     pairs = Scene().build().to("cuda")
-    into = {name: torch.zeros_like(getattr(pairs.params, name)) for name in reference.PARAMETERS}
+    into = pairs.sums()
     cameras = [camera_of(row) for row in pairs.table]
     camera_table(cameras)  # now it has seen the sizes
     torch.cuda.set_sync_debug_mode("error")
@@ -116,7 +116,7 @@ def test_nothing_waits_for_the_device(kernel) -> None:
         table = camera_table(cameras)
         values = project_rows(pairs.params, pairs.rows, *pairs.views).values
         pull_back_rows(values, *pairs.views, pairs.grads)
-        pull_back_rows(values, *pairs.views, pairs.grads, None, into, pairs.rows)
+        pull_back_rows(values, *pairs.views, pairs.grads, None, pairs.rows, into)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(table, pairs.table)
@@ -136,12 +136,14 @@ def test_operators_keep_torchs_rules(kernel) -> None:
     pairs = Scene(pairs=(30, 12)).build().to("cuda")
     views = (pairs.offsets, pairs.table, 3, False, 0.01, 1e10, 0.3)
     fields, operators = pairs.values[1:], torch.ops.odin_nerfstudio
-    sums = [torch.zeros_like(field) for field in pairs.params[1:]]
+    values, active, index = pairs.sums()
+    places = pairs.rows, index.words, index.prefix
+    sums = [values[name] for name in reference.PARAMETERS]
     tests = ("test_schema", "test_faketensor")
     for operator, arguments in (
         (operators.splat_rows_project, (pairs.rows, *views, *pairs.params)),
         (operators.splat_rows_pull_back, (pairs.grads, None, *views, *fields)),
-        (operators.splat_rows_add_pulled_back, (pairs.grads, None, pairs.rows, *views, *fields, *sums)),
+        (operators.splat_rows_add_pulled_back, (pairs.grads, None, *places, *views, *fields, *sums, active)),
     ):
         torch.library.opcheck(operator.default, arguments, test_utils=tests)
 

@@ -223,6 +223,20 @@ def test_what_is_staged_is_committed_as_it_is_part_by_part() -> None:
     assert (graph.versions == 4).nonzero()[:, 0].tolist() == [2, 3, 70]
 
 
+def test_rows_are_staged_as_the_set_that_the_caller_has() -> None:
+    table = Table()
+    graph = table.graph
+    unit = table.backward(0, some(1, 2, 3), some(1, 2, 3))
+    rows, gradients = ids(1, 2, 3), {"x": torch.ones(3)}
+    graph.stage(unit, rows, gradients, torch.tensor([True, False, True]), some(1, 3))
+    assert listed(unit.staged) == [1, 3]
+    with table.refused(HazardError, "cannot stage row 3"):
+        graph.stage(unit, rows, gradients, torch.tensor([False, True, True]), some(2, 3))
+    graph.stage(unit, rows, gradients, torch.tensor([False, True, False]), some(2))
+    graph.publish(unit)
+    assert table.commits == [(0, [1, 3]), (0, [2])]
+
+
 def test_a_stall_names_holder_waiter_and_rows() -> None:
     table = Table()
     graph = table.graph

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odin_nerfstudio.shadow.adam import AdamConstants, AdamRows, MissedSteps, numba, reference
-from odin_nerfstudio.shadow.optimizer import LazyAdam, announce_all, catch_up_rows, drift_tables, take_rows
+from odin_nerfstudio.shadow.optimizer import LazyAdam, announce_all, catch_up_rows, drift_of, take_rows
 
 STEPS, ROWS = 500, 300
 
@@ -261,7 +261,7 @@ def test_drift_with_two_open_steps() -> None:
     param = torch.nn.Parameter(torch.zeros(50, 1, dtype=torch.float64))
     optimizer, rows = LazyAdam([param], lr=0.5), torch.arange(50)
     growth = 0.999 / 0.9 * torch.linspace(0.8, 1.2, 50, dtype=torch.float64)[:, None]
-    assert drift_tables(optimizer) is None
+    assert drift_of(optimizer) is None and drift_of(None) is None
     for step in range(60):
         optimizer.announce()
         optimizer.take(rows, growth**step)
@@ -272,9 +272,9 @@ def test_drift_with_two_open_steps() -> None:
     announce_all(optimizers)
     for _ in range(300):
         announce_all(optimizers)
-    row_step, table = drift_tables(optimizer, pending=2)  # type: ignore[misc]
-    bound = table[row_step.long()]
-    assert len(table) == 363
+    drift = drift_of(optimizer, pending=2)
+    assert drift is not None and len(drift.table) == 363
+    bound = drift.bounds(torch.float64)
     missed = optimizer._rows((0, 0), param).missed
     for step in (60, 61):
         state = optimizer.state[param]

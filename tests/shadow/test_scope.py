@@ -9,7 +9,7 @@ from scope_cases import SETTINGS, packed, random_camera, random_params, touched
 
 from odin_nerfstudio.shadow.bitmap import Bitmap
 from odin_nerfstudio.shadow.optimizer import LazyAdam
-from odin_nerfstudio.shadow.scope import in_scope, views_in_scope
+from odin_nerfstudio.shadow.scope import Drift, in_scope, views_in_scope
 from odin_nerfstudio.splat.raster.protocol import PinholeCamera
 
 
@@ -87,9 +87,21 @@ def test_scopes_of_several_views_are_those_of_each(seed: int, count: int, views:
         near=SETTINGS.near,
         far=SETTINGS.far,
         eps2d=SETTINGS.eps2d,
-        means_drift=(late.float(), table),
+        means_drift=Drift(late.float(), table, 2.0),
     )
     assert sets.shape == (views, -(-count // 64))
     for words, camera in zip(sets, cameras, strict=True):
-        expected = scope(params, camera, means_drift=table[late.clamp_max(4)])
+        expected = scope(params, camera, means_drift=2 * table[late.clamp_max(4)])
         assert torch.equal(Bitmap(words, count).rows(), expected.nonzero()[:, 0])
+
+
+def test_bounds_are_never_rounded_down() -> None:
+    generator = torch.Generator().manual_seed(0)
+    table, step = torch.rand(100, dtype=torch.float64, generator=generator), torch.arange(120.0)
+    drift = Drift(step, table, 7.3)
+    exact = 7.3 * table[step.long().clamp_max(99)]
+    assert torch.equal(drift.bounds(torch.float64), exact)
+    bounds = drift.bounds(torch.float32)
+    assert bounds.dtype == torch.float32
+    assert ((bounds >= exact) & (bounds <= exact * (1 + 2**-22))).all()
+    assert torch.equal(Drift(step, torch.ones(1, dtype=torch.float64)).bounds(torch.float32), torch.ones(120))

@@ -16,9 +16,11 @@ class Index:
     """
 
     def __init__(self, bitmap: Bitmap) -> None:
-        self._words = bitmap.words
-        self._backend = select_backend(bitmap.words.device)
-        self._prefix = self._backend.prefix(bitmap.words)
+        self.words = bitmap.words
+        """(W,) int64 of the set."""
+        self._backend = select_backend(self.words.device)
+        self.prefix = self._backend.prefix(self.words)
+        """(W,) int32 rows of the set below each word."""
 
     def place(self, rows: Tensor) -> Tensor:
         """How many rows of the set are below each of ``rows``.
@@ -30,4 +32,4 @@ class Index:
         Returns:
             (R,) int64.
         """
-        return self._backend.place(self._words, self._prefix, rows)
+        return self._backend.place(self.words, self.prefix, rows)

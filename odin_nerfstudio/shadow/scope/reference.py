@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from odin_nerfstudio.shadow.bitmap.backend import select_backend
 
-Drift = tuple[Tensor, Tensor]
-"""What bounds the move of each row: (N,) float32 ``row_step``, whole numbers, and (T,) ``table``, T > 0; for row r
-``table[row_step[r]]``, and the last one beyond the table. In the type of what moves."""
+
+class Drift(NamedTuple):
+    """What bounds the move of each of N rows, by the step that the row is up to date with."""
+
+    row_step: Tensor
+    """(N,) float32, whole numbers."""
+    table: Tensor
+    """(T,) float64 contiguous, T > 0: the bound by step, the last one also for later steps."""
+    factor: float = 1.0
+    """Of the whole table."""
+
+    def bounds(self, dtype: torch.dtype) -> Tensor:
+        """(N,) in another type, never less than what they are in float64."""
+        bounds = self.factor * self.table[self.row_step.long().clamp(0, len(self.table) - 1)]
+        near = bounds.to(dtype)
+        return torch.where(near < bounds, near.nextafter(torch.full_like(near, math.inf)), near)
+
 
 _ROUNDING = 1e-4
 """Relative slack for the float32 rounding of projections that are computed elsewhere in another order."""
@@ -96,6 +111,10 @@ def views_in_scope(
     pose[:, :3] = cameras[:, :12].unflatten(1, (3, 4))
     K = torch.diag_embed(torch.nn.functional.pad(cameras[:, 12:14], (0, 1)))
     K[:, :2, 2] = cameras[:, 14:16]
+    drifts = {
+        name: drift and drift.bounds(means.dtype)
+        for name, drift in (("means_drift", means_drift), ("scales_drift", scales_drift))
+    }
     inside = [
         in_scope(
             means,
@@ -107,17 +126,9 @@ def views_in_scope(
             near=near,
             far=far,
             eps2d=eps2d,
-            means_drift=_bounds(means_drift),
-            scales_drift=_bounds(scales_drift),
+            **drifts,
         )
         for viewmat, intrinsics, (width, height) in zip(pose, K, cameras[:, 16:], strict=True)
     ]
     mask = torch.stack(inside) if inside else means.new_zeros(0, len(means), dtype=torch.bool)
     return select_backend(mask.device).pack(mask)
-
-
-def _bounds(drift: Drift | None) -> Tensor | None:
-    if drift is None:
-        return None
-    row_step, table = drift
-    return table[row_step.long().clamp(0, len(table) - 1)]

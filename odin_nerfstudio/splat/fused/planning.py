@@ -189,13 +189,6 @@ class FusedPlanning(UnitExchange):
 
     # --------------------------------------------------------------------------------------------- gradients
 
-    def _no_gradients(self, count: int) -> dict[str, Tensor]:
-        """(R, ...) zeros for each parameter."""
-        shapes = {name: param.shape[1:] for name, param in self._model.gauss_params.items()}
-        zeros = torch.zeros(count * sum(shape.numel() for shape in shapes.values()), device=self._world.device)
-        parts = zeros.split([count * shape.numel() for shape in shapes.values()])
-        return {name: part.view(count, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-
     def _statistics(
         self, unit: FusedUnit, counts: list[int], rows: Tensor, gradients: Tensor, radii: Tensor
     ) -> list[SplatStatistics]:

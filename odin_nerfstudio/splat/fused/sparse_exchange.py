@@ -81,7 +81,7 @@ class FusedSparseExchange(FusedPlanning, ReplicatedLook):
                 count = sum(wanted[view] for view in mine)
                 chosen = order[:count] if first else order[count:]
                 block, radii = block.index_select(0, chosen), radii.index_select(0, chosen)
-            found = pull_back_rows(part.values, part.offsets, table, settings, block, chosen, into=None, place=None)
+            found = pull_back_rows(part.values, part.offsets, table, settings, block, chosen)
             columns = [found[name].flatten(1) for name in self._params]
             if watched:
                 fields = SplatGradBlock.unpack(block)

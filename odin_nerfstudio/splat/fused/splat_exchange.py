@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from odin_nerfstudio.comm.device_exchange import DeviceJob
 from odin_nerfstudio.comm.exchange import Signal
+from odin_nerfstudio.comm.splat_block import GRADIENTS
 from odin_nerfstudio.shadow.bitmap import Bitmap, Index
 from odin_nerfstudio.shadow.contention import Touched
 from odin_nerfstudio.splat.arrival import as_leaves
@@ -20,12 +22,10 @@ from odin_nerfstudio.splat.fused.routing import chosen_first, to_parts, to_ranks
 from odin_nerfstudio.splat.fused.unit import FusedUnit
 from odin_nerfstudio.splat.look import ShardedLook
 from odin_nerfstudio.splat.raster import Splats
-from odin_nerfstudio.splat.raster.fused import pull_back_rows
+from odin_nerfstudio.splat.raster.fused import Sums, pull_back_rows
 from odin_nerfstudio.splat.unit import RowGradients
 
 _Item = TypeVar("_Item")
-GRADIENTS = 10
-"""Columns of a gradient block before those of absgrad."""
 
 
 class FusedSplatExchange(FusedPlanning, ShardedLook):
@@ -93,23 +93,35 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
         with self._timeline.span("compute", unit.step, "pull back"):
             blocks = to_parts(job.arrived, self._sent(unit, first))
             some, count = self._rows_of_push(unit, first)
-            index, settings = Index(some), self._model.raster_settings(unit.step)
-            values, active = self._no_gradients(count), torch.zeros(count, dtype=torch.int32, device=self._world.device)
+            sums, settings = self._no_gradients(some, count), self._model.raster_settings(unit.step)
             statistics: list[SplatStatistics] = []
             written: list[Touched] = []
             for number, (part, block) in enumerate(zip(unit.read_parts, blocks, strict=True)):
                 chosen, rows, radii = self._chosen(unit, number, first), part.rows, part.radii
                 if chosen is not None:
                     rows, radii = rows.index_select(0, chosen), radii.index_select(0, chosen)
-                place, touched = index.place(rows), (block[:, :GRADIENTS] != 0).any(1)
-                pull_back_rows(part.values, part.offsets, unit.table, settings, block, chosen, into=values, place=place)
-                active.index_add_(0, place, touched.int())
+                pull_back_rows(part.values, part.offsets, unit.table, settings, block, chosen, part.rows, sums)
                 counts = self._counts(unit, self._world.rank, first)[number]
                 grad2d = block[:, GRADIENTS:] if self._model.strategy.absgrad else block[:, :2]
                 statistics += self._statistics(unit, counts, rows, grad2d, radii)
                 if self._timeline.records(unit.step):
-                    written += self._written(unit, counts, rows, touched)
-            return RowGradients(some.rows(count), values, active > 0, statistics, written)
+                    written += self._written(unit, counts, rows, (block[:, :GRADIENTS] != 0).any(1))
+            return RowGradients(some.rows(count), sums.values, sums.active, statistics, written)
+
+    def _no_gradients(self, some: Bitmap, count: int) -> Sums:
+        """Zeros for each of ``count`` rows, all in one piece of memory."""
+        sizes = [count * shape.numel() for shape in self._shapes.values()]
+        flags = -(-count // 4)  # floats that hold a byte for each row
+        zeros = torch.zeros(sum(sizes) + flags, device=self._world.device)
+        *parts, last = zeros.split([*sizes, flags])
+        shapes = zip(self._shapes.items(), parts, strict=True)
+        values = {name: part.view(count, *shape) for (name, shape), part in shapes}
+        return Sums(values, last.view(torch.bool)[:count], Index(some))
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        """Of a row of each parameter, however many rows there are."""
+        return {name: param.shape[1:] for name, param in self._model.gauss_params.items()}
 
     def _chosen(self, unit: FusedUnit, number: int, first: bool) -> Tensor | None:
         """(S,) int64 which pairs of a part have their gradients in a push; None: all."""

@@ -16,9 +16,10 @@ from torch import Tensor
 from odin_nerfstudio import kernels
 from odin_nerfstudio.splat.raster import select_rasterizer
 from odin_nerfstudio.splat.raster.fused import reference
+from odin_nerfstudio.splat.raster.fused.reference import Sums
 from odin_nerfstudio.splat.raster.protocol import RasterSettings, Rows
 
-__all__ = ["Projected", "project_rows", "pull_back_rows"]
+__all__ = ["Projected", "Sums", "project_rows", "pull_back_rows"]
 
 
 class Projected(NamedTuple):
@@ -65,8 +66,8 @@ def pull_back_rows(
     settings: RasterSettings,
     grads: Tensor,
     chosen: Tensor | None = None,
-    into: dict[str, Tensor] | None = None,
-    place: Tensor | None = None,
+    rows: Tensor | None = None,
+    into: Sums | None = None,
 ) -> dict[str, Tensor]:
     """Takes gradients of splats through the projection, which is computed again, to the raw parameters.
 
@@ -78,22 +79,22 @@ def pull_back_rows(
         grads: (S, 12) or (S, 10) float32, packed as :meth:`~odin_nerfstudio.comm.splat_block.SplatGradBlock.pack` does;
             absgrad is ignored.
         chosen: (S,) int64 ascending numbers of the pairs that the gradients are of; None: of all pairs.
-        into: contiguous (R, ...) for each parameter, to which gradients are added.
-        place: (S,) int64 row of ``into`` for each gradient; several may have the same. Goes with ``into``.
+        rows: (P,) int64 of all pairs, as ``project_rows`` had them. Goes with ``into``.
+        into: what the gradients are added to; it has all of these rows.
 
     Returns:
-        ``into``, or (S, ...) for each parameter.
+        The values of ``into``, or (S, ...) for each parameter.
 
     Raises:
         ValueError: see :func:`project_rows`.
     """
-    assert (into is None) == (place is None)
+    assert (into is None) == (rows is None)
     if _has_kernels(values.means):
         from odin_nerfstudio.splat.raster.fused import cuda
 
-        return cuda.pull_back_rows(values, offsets, table, settings, grads, chosen, into, place)
+        return cuda.pull_back_rows(values, offsets, table, settings, grads, chosen, rows, into)
     rasterizer = select_rasterizer(grads.device)
-    return reference.pull_back_rows(values, offsets, table, settings, grads, chosen, into, place, rasterizer)
+    return reference.pull_back_rows(values, offsets, table, settings, grads, chosen, rows, into, rasterizer)
 
 
 def _has_kernels(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from odin_nerfstudio import kernels
-from odin_nerfstudio.splat.raster.fused.reference import PARAMETERS
+from odin_nerfstudio.splat.raster.fused.reference import PARAMETERS, Sums
 from odin_nerfstudio.splat.raster.protocol import RasterSettings, Rows
 
 _KERNEL = "splat_rows"
@@ -25,7 +25,8 @@ _library = torch.library.Library("odin_nerfstudio", "FRAGMENT")
 _library.define(f"splat_rows_project(Tensor rows, {_VIEWS}, Tensor ids, {_ROWS}) -> (Tensor, Tensor, {_GRADIENTS})")
 _library.define(f"splat_rows_pull_back(Tensor grads, Tensor? chosen, {_VIEWS}, {_ROWS}) -> ({_GRADIENTS})")
 _library.define(
-    f"splat_rows_add_pulled_back(Tensor grads, Tensor? chosen, Tensor place, {_VIEWS}, {_ROWS}, {_SUMS}) -> ()"
+    "splat_rows_add_pulled_back(Tensor grads, Tensor? chosen, Tensor rows, Tensor words, Tensor prefix, "
+    f"{_VIEWS}, {_ROWS}, {_SUMS}, Tensor(g!) active) -> ()"
 )
 
 
@@ -60,8 +61,8 @@ def pull_back_rows(
     settings: RasterSettings,
     grads: Tensor,
     chosen: Tensor | None,
-    into: dict[str, Tensor] | None,
-    place: Tensor | None,
+    rows: Tensor | None,
+    into: Sums | None,
 ) -> dict[str, Tensor]:
     """Gradients of the rows; see the package's ``pull_back_rows``."""
     _check(values, offsets, settings)
@@ -70,9 +71,11 @@ def pull_back_rows(
     if into is None:
         gradients = torch.ops.odin_nerfstudio.splat_rows_pull_back(grads, chosen, *views, *fields)
         return dict(zip(PARAMETERS, gradients, strict=True))
-    sums = (into[name] for name in PARAMETERS)
-    torch.ops.odin_nerfstudio.splat_rows_add_pulled_back(grads, chosen, place, *views, *fields, *sums)
-    return into
+    assert rows is not None and len(rows) == offsets[-1] and into.active.dtype == torch.bool
+    sums = (into.values[name] for name in PARAMETERS)
+    places = rows, into.places.words, into.places.prefix
+    torch.ops.odin_nerfstudio.splat_rows_add_pulled_back(grads, chosen, *places, *views, *fields, *sums, into.active)
+    return into.values
 
 
 def _check(rows: Rows, offsets: Sequence[int], settings: RasterSettings) -> None:
@@ -100,19 +103,21 @@ def _project(rows, offsets, table, sh_degree, antialiased, near, far, eps2d, ids
 def _pull_back(grads, chosen, offsets, table, sh_degree, antialiased, near, far, eps2d, *values):
     gradients = _empty(grads, values)
     structures = _structures(offsets, sh_degree, antialiased, near, far, eps2d)
-    _launch_pull_back(grads, chosen, None, table, structures, values, gradients)
+    _launch_pull_back(grads, chosen, (None,) * 4, table, structures, values, gradients)
     return gradients
 
 
-def _add_pulled_back(grads, chosen, place, offsets, table, sh_degree, antialiased, near, far, eps2d, *tensors):
-    values, sums = tensors[: len(PARAMETERS)], tensors[len(PARAMETERS) :]
+def _add_pulled_back(
+    grads, chosen, rows, words, prefix, offsets, table, sh_degree, antialiased, near, far, eps2d, *tensors
+):
+    values, (*sums, active) = tensors[: len(PARAMETERS)], tensors[len(PARAMETERS) :]
     structures = _structures(offsets, sh_degree, antialiased, near, far, eps2d)
-    _launch_pull_back(grads, chosen, place, table, structures, values, sums)
+    _launch_pull_back(grads, chosen, (rows, words, prefix, active), table, structures, values, sums)
 
 
-def _launch_pull_back(grads, chosen, place, table, structures, values, out) -> None:
+def _launch_pull_back(grads, chosen, places, table, structures, values, out) -> None:
     if len(grads):
-        arguments = (*structures, chosen, table, grads.contiguous(), place, *values, *out)
+        arguments = (*structures, chosen, table, grads.contiguous(), *places, *values, *out)
         _launch("splat_rows_pull_back", len(grads), values, grads.shape[1], *arguments)
 
 

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from odin_nerfstudio.comm.splat_block import SplatBlock, SplatGradBlock
+from odin_nerfstudio.comm.splat_block import GRADIENTS, SplatBlock, SplatGradBlock
+from odin_nerfstudio.shadow.bitmap import Index
 from odin_nerfstudio.splat.raster.camera_table import camera_of
 from odin_nerfstudio.splat.raster.protocol import Rasterizer, RasterSettings, Rows, Splats
 
 PARAMETERS = Rows._fields[1:]
 """Fields of a row that have a gradient, in the order of ``Rows``."""
+
+
+class Sums(NamedTuple):
+    """Where the gradients of pairs are added up, row by row."""
+
+    values: dict[str, Tensor]
+    """(R, ...) contiguous for each parameter."""
+    active: Tensor
+    """(R,) bool, set where a pair's splat has any gradient that is not zero, whether or not its view sees the row."""
+    places: Index
+    """Where each row is in them."""
 
 
 def project_rows(
@@ -41,8 +54,8 @@ def pull_back_rows(
     settings: RasterSettings,
     grads: Tensor,
     chosen: Tensor | None,
-    into: dict[str, Tensor] | None,
-    place: Tensor | None,
+    rows: Tensor | None,
+    into: Sums | None,
     rasterizer: Rasterizer,
 ) -> dict[str, Tensor]:
     """Gradients of the rows by autograd; see the package's ``pull_back_rows``."""
@@ -64,10 +77,12 @@ def pull_back_rows(
     gradients = {name: torch.cat(piece) for name, piece in pieces.items()}
     if into is None:
         return gradients
-    assert place is not None
+    assert rows is not None
+    place = into.places.place(rows if chosen is None else rows.index_select(0, chosen))
     for name, gradient in gradients.items():
-        into[name].index_add_(0, place, gradient)
-    return into
+        into.values[name].index_add_(0, place, gradient)
+    into.active[place[(grads[:, :GRADIENTS] != 0).any(1)]] = True
+    return into.values
 
 
 def project_views(
