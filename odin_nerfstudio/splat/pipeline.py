@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -152,8 +153,8 @@ class OdinPipeline(VanillaPipeline):
                 losses[name].append(value)
             outputs.append(output)
         size = self.datamanager.group_size
-        mean_metrics = {name: torch.stack(each).mean() for name, each in metrics.items()}
-        mean_losses = {name: torch.stack(each).sum() / size for name, each in losses.items()}
+        mean_metrics = {name: total(each) / len(each) for name, each in metrics.items()}
+        mean_losses = {name: total(each) / size for name, each in losses.items()}
         return outputs, mean_losses | self.model.regularisers(step), mean_metrics
 
     def meet(self, step: int, show: bool = False) -> list[int]:
@@ -279,6 +280,11 @@ class OdinPipeline(VanillaPipeline):
             if self.world.size > 1:
                 return self._average_over_ranks()
             return super().get_average_eval_image_metrics(*args, **kwargs)
+
+
+def total(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of one scalar or more; of one it is no operation, here and in the backward."""
+    return values[0] if len(values) == 1 else torch.stack(list(values)).sum()
 
 
 def _box(means: torch.Tensor) -> NDArray[np.float64]:

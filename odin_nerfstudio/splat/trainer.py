@@ -14,7 +14,7 @@ from odin_nerfstudio.comm.exchange import Signal
 from odin_nerfstudio.errors import UserError
 from odin_nerfstudio.runs.trainer import RankTrainer, RankTrainerConfig
 from odin_nerfstudio.shadow.optimizer import AdamKind, LazyAdam, catch_up_rows
-from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig
+from odin_nerfstudio.splat.pipeline import OdinPipeline, OdinPipelineConfig, total
 from odin_nerfstudio.splat.rows import collect, from_checkpoint, to_checkpoint
 
 
@@ -108,7 +108,7 @@ class OdinTrainer(RankTrainer):
 
         def render() -> torch.Tensor:
             _, found["losses"], found["metrics"] = pipeline.get_train_loss_dict(step)
-            return torch.stack(list(found["losses"].values())).sum()
+            return total(list(found["losses"].values()))
 
         loss = runner.run(step, render, lambda: self._is_fence(step))
         for optimizer in others:

@@ -24,7 +24,6 @@ from odin_nerfstudio.splat.raster.camera_table import camera_table
 from odin_nerfstudio.splat.raster.fused import project_rows
 from odin_nerfstudio.splat.unit import FEW, UnitExchange
 
-
 LITTLE = 0.25
 """Share of early rows below which a unit is read at once: what would be hidden takes less time than a second part."""
 
