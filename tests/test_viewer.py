@@ -284,24 +284,23 @@ def test_the_tab_odin_on_two_ranks(shared_data: Callable[[str], Path], tmp_path:
         wait_until(page, "barrier in force", lambda: list(trace_of(page, "early").values())[-1] == 0)
 
         page.get_by_text("Pause Training").click()
-        shown: dict[int, float] = {}
+        trace, early, hidden = run / "odin_trace.json", {}, {}
 
-        def rests() -> bool:
-            nonlocal shown
-            before, shown = shown, trace_of(page, "early")
-            page.wait_for_timeout(15_000)
-            return bool(shown) and shown == before
+        def is_shown() -> bool:
+            """Whether the page has come to the last unit of the run, which it does some time after the pause."""
+            nonlocal early, hidden
+            trace.unlink(missing_ok=True)
+            page.get_by_text("Save trace").click()
+            wait_until(page, "the trace", trace.exists)
+            early, hidden = trace_of(page, "early"), trace_of(page, "hidden")
+            return max(early) == read_trace(trace).steps()[-1]
 
-        wait_until(page, "the last figures", rests)
-        (run / "odin_trace.json").unlink(missing_ok=True)
-        page.get_by_text("Save trace").click()
-        wait_until(page, "the trace", (run / "odin_trace.json").exists)
-        recording = read_trace(run / "odin_trace.json")
+        wait_until(page, "the last figures", is_shown)
+        recording = read_trace(trace)
         steps = recording.steps()
         assert steps == list(range(steps[-1] + 1))  # nothing was lost in the pause
-        assert shown.keys() <= set(steps) and max(shown) == steps[-1]
-        assert shown == pytest.approx({step: recording.unit(step).early_share for step in shown})
-        hidden = trace_of(page, "hidden")
+        assert early.keys() <= set(steps)
+        assert early == pytest.approx({step: recording.unit(step).early_share for step in early})
         assert hidden == pytest.approx({step: recording.unit(step).hidden for step in hidden})
         page.get_by_text("Resume Training").click()
         assert tool.poll() is None
