@@ -37,10 +37,8 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
         """Marks the splats of wanted rows for the ranks that have them."""
         signal = self._hear(unit)
         if before is not None and self._wants(unit, before):
-            assert before.wanted is not None
-            before.marks = [before.wanted.contains(part.rows).to(torch.uint8) for part in before.read_parts]
             sent, arriving = self._sent(before), self._arriving(before)
-            before.marked = self._swap(to_ranks(before.marks, sent), sent, arriving, "marks", before)
+            before.marked = self._swap(to_ranks(self._mark(before), sent), sent, arriving, "marks", before)
         return signal
 
     def read(self, unit: FusedUnit, rows: Bitmap, stale: Bitmap | None, name: str) -> None:
@@ -127,7 +125,7 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
         """(S,) int64 which pairs of a part have their gradients in a push; None: all."""
         if len(unit.pushes) == 1:
             return None
-        order = chosen_first(unit.marks[number])
+        order = unit.orders[number]
         wanted = sum(self._sent(unit, first=True)[number])
         return order[:wanted] if first else order[wanted:]
 

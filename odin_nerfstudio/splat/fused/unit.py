@@ -60,10 +60,10 @@ class FusedUnit(Unit):
     places: list[Tensor | None] = field(default_factory=list)
     """For each view of this rank, (M,) where the splats that arrived or were read stand among its leaves; None: in the
     same order."""
-    marks: list[Tensor] = field(default_factory=list)
-    """(P,) uint8 for each part: which of its rows are wanted first."""
+    orders: list[Tensor] = field(default_factory=list)
+    """(P,) int64 for each part: numbers of the pairs whose rows are wanted first, then those of the others."""
     marked: DeviceJob | None = None
-    """The exchange of marks for the ranks that have the splats."""
+    """The exchange of (P,) uint8 marks of wanted rows for the ranks that have the splats."""
     outgoing: Tensor | None = None
     """(M, D) gradients of this rank's splats, owner by owner, part by part."""
     order: Tensor | None = None
