@@ -19,7 +19,7 @@ from odin_nerfstudio.splat.densify import SplatStatistics
 from odin_nerfstudio.splat.fused.leaves import gradients_in_order, merge
 from odin_nerfstudio.splat.fused.planning import FusedPlanning
 from odin_nerfstudio.splat.fused.routing import chosen_first, to_parts, to_ranks
-from odin_nerfstudio.splat.fused.unit import FusedUnit
+from odin_nerfstudio.splat.fused.unit import FusedUnit, once_a_unit
 from odin_nerfstudio.splat.look import ShardedLook
 from odin_nerfstudio.splat.raster import Splats
 from odin_nerfstudio.splat.raster.fused import Sums, pull_back_rows
@@ -140,6 +140,7 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
 
     # ------------------------------------------------------------------------------------------------ counts
 
+    @once_a_unit
     def _sent(self, unit: FusedUnit, first: bool | None = None) -> list[list[int]]:
         """[part][rank] splats of this owner that a rank renders; ``first``: those pushed first, or the others."""
         return [
@@ -147,6 +148,7 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
             for counts in self._counts(unit, self._world.rank, first)
         ]
 
+    @once_a_unit
     def _arriving(self, unit: FusedUnit, first: bool | None = None) -> list[list[int]]:
         """[part][owner] splats that this rank renders; ``first`` as in :meth:`_sent`."""
         mine = self._views_of(unit, self._world.rank)
