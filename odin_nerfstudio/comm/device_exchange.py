@@ -179,10 +179,9 @@ class DeviceExchange:
         """Sends (K,) integers to all ranks; no stream waits for theirs."""
         if self.world.size == 1:
             return Gathered(counts_to_host(numbers))
-        mine = numbers.repeat(self.world.size)
-        everyone = torch.empty_like(mine)
-        work = dist.all_to_all_single(everyone, mine, group=self._group, async_op=True)
-        return Gathered(None, everyone, mine, work, self._aside)
+        everyone = numbers.new_empty(self.world.size * numbers.shape[0])
+        work = dist.all_gather_into_tensor(everyone, numbers, group=self._group, async_op=True)
+        return Gathered(None, everyone, numbers, work, self._aside)
 
     def close(self) -> None:
         """Ends the process group; all ranks together."""

@@ -63,7 +63,7 @@ class TaskUnit:
     @property
     def nothing(self) -> Bitmap:
         """No row."""
-        return Bitmap.empty(self.scope.size, self.scope.words.device)
+        return Bitmap.empty(self.scope.size, self.scope.device)
 
     @property
     def handed(self) -> Bitmap:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class Bitmap:
         device = torch.device(device)
         if device.index is None and device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())  # as tensors call it
-        return cls._unknown(size, device, 0, None)
+        return _empty(size, device)
 
     @classmethod
     def from_rows(cls, rows: Tensor, size: int, chosen: Tensor | None = None) -> Bitmap:
@@ -159,7 +159,7 @@ class Bitmap:
         if self._length == 0 or other._length == 0:
             return self
         if self is other:
-            return Bitmap.empty(self._size, self._device)
+            return _empty(self._size, self._device)
         return self._joined(MINUS, other)
 
     def _joined(self, operation: int, other: Bitmap) -> Bitmap:
@@ -174,6 +174,12 @@ class Bitmap:
         if self._length < other._length:
             return Bitmap._unknown(size, device, length, (other, self, SWAPPED[operation]))
         return Bitmap._unknown(size, device, length, (self, other, operation))
+
+
+@lru_cache(maxsize=16)
+def _empty(size: int, device: torch.device) -> Bitmap:
+    """One set for all who need none, so that its words are computed once."""
+    return Bitmap._unknown(size, device, 0, None)
 
 
 def words_of(bitmaps: Sequence[Bitmap]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from itertools import accumulate
 from operator import or_
 from typing import Any
 
@@ -18,6 +19,7 @@ from odin_nerfstudio.shadow.optimizer import catch_up_rows
 from odin_nerfstudio.shadow.policy import Quality
 from odin_nerfstudio.splat.densify import SplatStatistics
 from odin_nerfstudio.splat.fused.census import PARTS, Census
+from odin_nerfstudio.splat.fused.routing import chosen_first
 from odin_nerfstudio.splat.fused.unit import FusedPart, FusedUnit
 from odin_nerfstudio.splat.raster import PinholeCamera
 from odin_nerfstudio.splat.raster.camera_table import camera_table
@@ -111,6 +113,13 @@ class FusedPlanning(UnitExchange):
         before.wanted, before.follower = before.scope & (unit.scope - unit.early), unit
         return wanted > 0
 
+    def _mark(self, unit: FusedUnit) -> list[Tensor]:
+        """(P,) uint8 for each part: marks of the pairs whose rows are wanted first. Brings them into that order."""
+        assert unit.wanted is not None
+        marks = [unit.wanted.contains(part.rows).view(torch.uint8) for part in unit.read_parts]
+        unit.orders = list(map(chosen_first, marks))
+        return marks
+
     def _read_part(self, unit: FusedUnit, rows: Bitmap, stale: Bitmap | None, views: Sequence[int]) -> Tensor | None:
         """Brings rows up to date, copies and projects those that some views may read.
 
@@ -134,10 +143,10 @@ class FusedPlanning(UnitExchange):
         chosen = slice(views[0], views[-1] + 1)
         counts = census.pairs[number][chosen]
         pairs = rows_of(unit.words[number][chosen], counts)
-        offsets = [sum(counts[:view]) for view in range(len(counts) + 1)]
+        offsets = list(accumulate(counts, initial=0))
         table, settings = unit.table[chosen], self._model.raster_settings(unit.step)
         found = project_rows(self._model.all_rows(), pairs, offsets, table, settings)
-        radii = found.block[:, -1].contiguous().view(torch.int32)
+        radii = found.block[:, -1].view(torch.int32)
         unit.read_parts.append(FusedPart(pairs, offsets, found.values, radii, views[0]))
         return found.block
 

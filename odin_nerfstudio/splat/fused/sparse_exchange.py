@@ -17,7 +17,7 @@ from odin_nerfstudio.splat.arrival import as_leaves
 from odin_nerfstudio.splat.densify import SplatStatistics
 from odin_nerfstudio.splat.fused.leaves import gradients_in_order, merge
 from odin_nerfstudio.splat.fused.planning import FusedPlanning
-from odin_nerfstudio.splat.fused.routing import chosen_first, joined, to_parts
+from odin_nerfstudio.splat.fused.routing import joined, to_parts
 from odin_nerfstudio.splat.fused.unit import FusedUnit
 from odin_nerfstudio.splat.look import ReplicatedLook
 from odin_nerfstudio.splat.raster import Splats
@@ -37,8 +37,7 @@ class FusedSparseExchange(FusedPlanning, ReplicatedLook):
         """Nothing to tell: every rank knows the scopes of all."""
         signal = self._hear(unit)
         if before is not None and self._wants(unit, before):
-            assert before.wanted is not None
-            before.marks = [before.wanted.contains(part.rows).to(torch.uint8) for part in before.read_parts]
+            self._mark(before)
         return signal
 
     def read(self, unit: FusedUnit, rows: Bitmap, stale: Bitmap | None, name: str) -> None:
@@ -77,7 +76,7 @@ class FusedSparseExchange(FusedPlanning, ReplicatedLook):
         for number, (part, block) in enumerate(zip(unit.read_parts, unit.returned, strict=True)):
             chosen, radii = None, part.radii
             if len(unit.pushes) > 1:
-                order, wanted = chosen_first(unit.marks[number]), self._counts(unit, self._world.rank, True)[number]
+                order, wanted = unit.orders[number], self._counts(unit, self._world.rank, True)[number]
                 count = sum(wanted[view] for view in mine)
                 chosen = order[:count] if first else order[count:]
                 block, radii = block.index_select(0, chosen), radii.index_select(0, chosen)

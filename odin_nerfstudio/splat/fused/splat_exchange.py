@@ -19,7 +19,7 @@ from odin_nerfstudio.splat.densify import SplatStatistics
 from odin_nerfstudio.splat.fused.leaves import gradients_in_order, merge
 from odin_nerfstudio.splat.fused.planning import FusedPlanning
 from odin_nerfstudio.splat.fused.routing import chosen_first, to_parts, to_ranks
-from odin_nerfstudio.splat.fused.unit import FusedUnit
+from odin_nerfstudio.splat.fused.unit import FusedUnit, once_a_unit
 from odin_nerfstudio.splat.look import ShardedLook
 from odin_nerfstudio.splat.raster import Splats
 from odin_nerfstudio.splat.raster.fused import Sums, pull_back_rows
@@ -37,10 +37,8 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
         """Marks the splats of wanted rows for the ranks that have them."""
         signal = self._hear(unit)
         if before is not None and self._wants(unit, before):
-            assert before.wanted is not None
-            before.marks = [before.wanted.contains(part.rows).to(torch.uint8) for part in before.read_parts]
             sent, arriving = self._sent(before), self._arriving(before)
-            before.marked = self._swap(to_ranks(before.marks, sent), sent, arriving, "marks", before)
+            before.marked = self._swap(to_ranks(self._mark(before), sent), sent, arriving, "marks", before)
         return signal
 
     def read(self, unit: FusedUnit, rows: Bitmap, stale: Bitmap | None, name: str) -> None:
@@ -127,7 +125,7 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
         """(S,) int64 which pairs of a part have their gradients in a push; None: all."""
         if len(unit.pushes) == 1:
             return None
-        order = chosen_first(unit.marks[number])
+        order = unit.orders[number]
         wanted = sum(self._sent(unit, first=True)[number])
         return order[:wanted] if first else order[wanted:]
 
@@ -142,6 +140,7 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
 
     # ------------------------------------------------------------------------------------------------ counts
 
+    @once_a_unit
     def _sent(self, unit: FusedUnit, first: bool | None = None) -> list[list[int]]:
         """[part][rank] splats of this owner that a rank renders; ``first``: those pushed first, or the others."""
         return [
@@ -149,6 +148,7 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
             for counts in self._counts(unit, self._world.rank, first)
         ]
 
+    @once_a_unit
     def _arriving(self, unit: FusedUnit, first: bool | None = None) -> list[list[int]]:
         """[part][owner] splats that this rank renders; ``first`` as in :meth:`_sent`."""
         mine = self._views_of(unit, self._world.rank)

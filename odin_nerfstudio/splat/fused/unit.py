@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,8 @@ class FusedUnit(Unit):
     """The census of all ranks, on its way."""
     census: list[Census] = field(default_factory=list)
     """Of every rank, once it is here."""
+    counted: dict[tuple[str, bool | None], list[list[int]]] = field(default_factory=dict)
+    """What follows from the census; see :func:`once_a_unit`."""
     follower: FusedUnit | None = None
     """The unit that waits for some of its gradients."""
     reading: int = 0
@@ -64,10 +67,10 @@ class FusedUnit(Unit):
     places: list[Tensor | None] = field(default_factory=list)
     """For each view of this rank, (M,) where the splats that arrived or were read stand among its leaves; None: in the
     same order."""
-    marks: list[Tensor] = field(default_factory=list)
-    """(P,) uint8 for each part: which of its rows are wanted first."""
+    orders: list[Tensor] = field(default_factory=list)
+    """(P,) int64 for each part: numbers of the pairs whose rows are wanted first, then those of the others."""
     marked: DeviceJob | None = None
-    """The exchange of marks for the ranks that have the splats."""
+    """The exchange of (P,) uint8 marks of wanted rows for the ranks that have the splats."""
     outgoing: Tensor | None = None
     """(M, D) gradients of this rank's splats, owner by owner, part by part."""
     order: Tensor | None = None
@@ -123,3 +126,17 @@ class FusedUnit(Unit):
             of_views = zip(ranks, part.rows.split(part.sizes), part.radii.split(part.sizes), strict=False)
             for rank, rows, radii in of_views:
                 yield Touched(rank, rows, radii > 0)
+
+
+def once_a_unit(count: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
+    """A method that counts something of a unit and takes ``first`` as
+    :meth:`~odin_nerfstudio.splat.fused.planning.FusedPlanning._counts` does: its answer is kept with the unit."""
+
+    @wraps(count)
+    def kept(exchange: Any, unit: FusedUnit, first: bool | None = None) -> list[list[int]]:
+        key = count.__name__, first
+        if key not in unit.counted:
+            unit.counted[key] = count(exchange, unit, first)
+        return unit.counted[key]
+
+    return kept
