@@ -14,8 +14,8 @@ from odin_nerfstudio.plan.partition import Partition
 
 TOLERANCE = 1.1
 """Shards are rebalanced when the largest exceeds the mean by this factor."""
-SAMPLED_ROWS = 200_000
-"""Positions, evenly thinned over all ranks, from which space is split; the split is then within about 1 %."""
+SAMPLED_ROWS = 50_000
+"""Positions, evenly thinned over all ranks, from which space is split; a rank's share of eight is then within 2 %."""
 
 
 @dataclass(frozen=True)
