@@ -231,11 +231,12 @@ class ShadowGraph:
         """
         if unit.active is None:
             raise HazardError(f"unit {unit.step} cannot stage gradients before its backward")
+        count = rows.shape[0]
         for name, gradient in gradients.items():
-            if len(gradient) != len(rows):
-                raise ValueError(f"gradients of {name} have {len(gradient)} rows instead of {len(rows)}")
-        if chosen is not None and len(chosen) != len(rows):
-            raise ValueError(f"unit {unit.step} cannot choose {len(chosen)} rows of {len(rows)}")
+            if gradient.shape[0] != count:
+                raise ValueError(f"gradients of {name} have {len(gradient)} rows instead of {count}")
+        if chosen is not None and chosen.shape[0] != count:
+            raise ValueError(f"unit {unit.step} cannot choose {len(chosen)} rows of {count}")
         part = Bitmap.from_rows(rows, self.num_rows, chosen) if meant is None else meant
         wrong = f"unit {unit.step} cannot stage row"
         with self._lock:

@@ -53,7 +53,7 @@ def announce(steps: Sequence[tuple[MissedSteps, float]]) -> None:
 def catch_up(params: Sequence[AdamRows], rows: Tensor | None) -> None:
     """Applies to ``rows`` every step they have missed; see :func:`odin_nerfstudio.shadow.adam.catch_up`."""
     assert rows is None or rows.dtype == torch.int64
-    count = len(params[0].values) if rows is None else len(rows)
+    count = (params[0].values if rows is None else rows).shape[0]
     if count == 0:
         return
     for start in range(0, len(params), _AT_ONCE):
@@ -70,7 +70,7 @@ def take(params: Sequence[AdamRows], rows: Tensor, grads: Sequence[Tensor], acti
     """Takes a step on ``rows``; see :func:`odin_nerfstudio.shadow.adam.take`."""
     assert rows.dtype == torch.int64
     assert active is None or (active.dtype == torch.bool and active.shape == rows.shape)
-    count = len(rows)
+    count = rows.shape[0]
     if count == 0:
         return
     pairs = list(zip(params, grads, strict=True))
@@ -95,7 +95,7 @@ def _parameter(param: AdamRows, step: int) -> tuple[Any, ...]:
         _address(exp_avg_sq),
         _address(row_step),
         stride,
-        values.numel() // len(values),
+        values.numel() // values.shape[0],
         step,
         *_numbers(missed.constants),
     )

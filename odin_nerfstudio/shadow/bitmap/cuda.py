@@ -68,7 +68,7 @@ def insert(rows: Tensor, size: int, chosen: Tensor | None = None) -> Tensor:
     if chosen is not None:
         assert chosen.dtype == torch.bool and chosen.shape == rows.shape
         chosen = chosen.contiguous()
-    _launch("bitmap_insert", words, len(rows), rows.contiguous(), chosen, words)
+    _launch("bitmap_insert", words, rows.shape[0], rows.contiguous(), chosen, words)
     return words
 
 
@@ -82,7 +82,7 @@ def mask(words: Tensor) -> Tensor:
 @_operator("(Tensor words, SymInt[] counts) -> Tensor", lambda words, counts: words.new_empty(sum(counts)))
 def rows(words: Tensor, counts: Sequence[int]) -> Tensor:
     found = words.new_empty(sum(counts))
-    if len(found) > 0:
+    if found.shape[0] > 0:
         host = (ctypes.c_int64 * len(counts))(*counts)
         address = ctypes.c_void_p(ctypes.addressof(host))
         _launch("bitmap_rows", words, *words.shape, words.contiguous(), address, _tiles(words), found)
@@ -92,14 +92,14 @@ def rows(words: Tensor, counts: Sequence[int]) -> Tensor:
 @_operator("(Tensor words, Tensor rows) -> Tensor", lambda words, rows: rows.new_empty(rows.shape, dtype=torch.bool))
 def contains(words: Tensor, rows: Tensor) -> Tensor:
     found = rows.new_empty(rows.shape, dtype=torch.bool)
-    _launch("bitmap_contains", words, len(rows), words.contiguous(), rows.contiguous(), found)
+    _launch("bitmap_contains", words, rows.shape[0], words.contiguous(), rows.contiguous(), found)
     return found
 
 
 @_operator("(Tensor words) -> Tensor", lambda words: words.new_empty(words.shape, dtype=torch.int32))
 def prefix(words: Tensor) -> Tensor:
     below = words.new_empty(words.shape, dtype=torch.int32)
-    _launch("bitmap_prefix", words, len(words), words.contiguous(), _tiles(words), below)
+    _launch("bitmap_prefix", words, words.shape[0], words.contiguous(), _tiles(words), below)
     return below
 
 
@@ -108,7 +108,7 @@ def prefix(words: Tensor) -> Tensor:
 )
 def place(words: Tensor, prefix: Tensor, rows: Tensor) -> Tensor:
     places = rows.new_empty(rows.shape)
-    _launch("bitmap_place", words, len(rows), words.contiguous(), prefix, rows.contiguous(), places)
+    _launch("bitmap_place", words, rows.shape[0], words.contiguous(), prefix, rows.contiguous(), places)
     return places
 
 

@@ -5,9 +5,10 @@ draws from (seed, step, id), so that the union of the shards is the same, to the
 spread. What has to be known of other ranks is asked for through the shard's ``gather``.
 """
 
-from odin_nerfstudio.splat.densify.grow_and_prune import GrowAndPrune, SplatStatistics
+from odin_nerfstudio.splat.densify.grow_and_prune import GrowAndPrune
 from odin_nerfstudio.splat.densify.monte_carlo import MonteCarlo, relocated_shape
 from odin_nerfstudio.splat.densify.shard import Gather, Shard, alone
+from odin_nerfstudio.splat.densify.statistics import SplatStatistics
 
 __all__ = [
     "Gather",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from gsplat.strategy import DefaultStrategy
@@ -13,26 +12,9 @@ from torch import Tensor
 
 from odin_nerfstudio.draws import normal
 from odin_nerfstudio.shadow.optimizer import catch_up_rows
-from odin_nerfstudio.splat.densify.rowwise import logit, norm, rotate, sigmoid
+from odin_nerfstudio.splat.densify.rowwise import logit, rotate, sigmoid
 from odin_nerfstudio.splat.densify.shard import Shard
-
-
-@dataclass(frozen=True)
-class SplatStatistics:
-    """What the backward of one view says about its splats."""
-
-    index: Tensor
-    """(M,) int64 rows of the shard; one may be seen by several views."""
-    grad2d: Tensor
-    """(M, 2) gradient with respect to the splats' centres in pixels; summed absolute values for absgrad."""
-    radii: Tensor
-    """(M,) screen radii in pixels, 0 where a view does not see the row."""
-    width: int
-    """Image width in pixels."""
-    height: int
-    """Image height in pixels."""
-    views: int = 1
-    """Number of views whose losses the gradient is of the mean of."""
+from odin_nerfstudio.splat.densify.statistics import SplatStatistics, add_up
 
 
 @dataclass
@@ -95,13 +77,7 @@ class GrowAndPrune(DefaultStrategy):
             if state[name] is None:
                 state[name] = torch.zeros(len(shard), device=shard.ids.device)
         for view in views:
-            scale = _half_size(view.width, view.height, view.views, view.grad2d.device)
-            length = norm(view.grad2d * scale)
-            state["grad2d"].index_add_(0, view.index, length.to(state["grad2d"]))
-            state["count"].index_add_(0, view.index, (view.radii > 0).to(state["count"]))
-            if "radii" in self._statistics():
-                radii = view.radii / float(max(view.width, view.height))
-                state["radii"].scatter_reduce_(0, view.index, radii, "amax")
+            add_up(view, *(state[name] for name in self._statistics()))
 
     def _grow(self, shard: Shard, step: int) -> int:
         """Copies small and splits large primitives with large gradients; returns by how many the ranks' rows grew.
@@ -158,12 +134,6 @@ class GrowAndPrune(DefaultStrategy):
                 pruned |= shard.state["radii"] > self.prune_scale2d
         kept = (~pruned).nonzero()[:, 0]
         shard.select(kept, shard.ids[kept])
-
-
-@lru_cache(maxsize=256)
-def _half_size(width: int, height: int, views: int, device: torch.device) -> Tensor:
-    """(2,) half an image's size × views; kept, since a GPU has to be waited for to take numbers from the host."""
-    return torch.tensor([width, height], dtype=torch.float32, device=device) / 2 * views
 
 
 def _largest(grads: Tensor, growth: Tensor, room: int) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from odin_nerfstudio.draws import normal, uniform
 from odin_nerfstudio.shadow.optimizer import catch_up_rows
-from odin_nerfstudio.splat.densify.grow_and_prune import SplatStatistics
 from odin_nerfstudio.splat.densify.rowwise import conjugate, logit, rotate, sigmoid
 from odin_nerfstudio.splat.densify.shard import Shard
+from odin_nerfstudio.splat.densify.statistics import SplatStatistics
 
 _MOST_COPIES = 51
 """Larger counts are treated as this one, as gsplat does."""

@@ -79,7 +79,9 @@ class FusedSparseExchange(FusedPlanning, ReplicatedLook):
                 order, wanted = unit.orders[number], self._counts(unit, self._world.rank, True)[number]
                 count = sum(wanted[view] for view in mine)
                 chosen = order[:count] if first else order[count:]
-                block, radii = block.index_select(0, chosen), radii.index_select(0, chosen)
+                block = block.index_select(0, chosen)
+                if watched:
+                    radii = radii.index_select(0, chosen)
             found = pull_back_rows(part.values, part.offsets, table, settings, block, chosen)
             columns = [found[name].flatten(1) for name in self._params]
             if watched:

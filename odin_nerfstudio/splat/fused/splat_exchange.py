@@ -92,11 +92,12 @@ class FusedSplatExchange(FusedPlanning, ShardedLook):
             blocks = to_parts(job.arrived, self._sent(unit, first))
             some, count = self._rows_of_push(unit, first)
             sums, settings = self._no_gradients(some, count), self._model.raster_settings(unit.step)
+            asked = self._timeline.records(unit.step) or self._model.strategy.watches(unit.step)
             statistics: list[SplatStatistics] = []
             written: list[Touched] = []
             for number, (part, block) in enumerate(zip(unit.read_parts, blocks, strict=True)):
                 chosen, rows, radii = self._chosen(unit, number, first), part.rows, part.radii
-                if chosen is not None:
+                if chosen is not None and asked:
                     rows, radii = rows.index_select(0, chosen), radii.index_select(0, chosen)
                 pull_back_rows(part.values, part.offsets, unit.table, settings, block, chosen, part.rows, sums)
                 counts = self._counts(unit, self._world.rank, first)[number]

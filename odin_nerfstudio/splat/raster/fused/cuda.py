@@ -94,9 +94,9 @@ def _views(offsets: Sequence[int], table: Tensor, settings: RasterSettings) -> t
 
 def _project(rows, offsets, table, sh_degree, antialiased, near, far, eps2d, ids, *params):
     block, copies = _empty_block(rows, table), _empty(rows, (ids, *params))
-    if len(rows):
+    if rows.shape[0]:
         structures = _structures(offsets, sh_degree, antialiased, near, far, eps2d)
-        _launch("splat_rows_project", len(rows), params, *structures, rows, table, ids, *params, *copies, block)
+        _launch("splat_rows_project", rows.shape[0], params, *structures, rows, table, ids, *params, *copies, block)
     return block, *copies
 
 
@@ -116,9 +116,9 @@ def _add_pulled_back(
 
 
 def _launch_pull_back(grads, chosen, places, table, structures, values, out) -> None:
-    if len(grads):
+    if grads.shape[0]:
         arguments = (*structures, chosen, table, grads.contiguous(), *places, *values, *out)
-        _launch("splat_rows_pull_back", len(grads), values, grads.shape[1], *arguments)
+        _launch("splat_rows_pull_back", grads.shape[0], values, grads.shape[1], *arguments)
 
 
 def _launch(function: str, pairs: int, rows: Sequence[Tensor], *arguments: kernels.Argument) -> None:
