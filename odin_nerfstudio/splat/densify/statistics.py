@@ -39,7 +39,7 @@ def add_up(view: SplatStatistics, lengths: Tensor, counts: Tensor, largest: Tens
         counts: (N,) views that see the row; changed.
         largest: (N,) largest radius as a share of the image's longer side; changed. None: nobody wants to know.
     """
-    if not _has_kernels(lengths, view):
+    if not _has_kernels(lengths):
         return _add_up(view, lengths, counts, largest)
     grads, radii, longer = view.grad2d, view.radii, float(max(view.width, view.height))
     assert grads.stride(1) == 1 and grads.dtype == torch.float32 and radii.dtype == torch.int32
@@ -51,11 +51,11 @@ def add_up(view: SplatStatistics, lengths: Tensor, counts: Tensor, largest: Tens
     )
 
 
-def _has_kernels(tensor: Tensor, view: SplatStatistics) -> bool:
+def _has_kernels(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype == torch.float32 and kernels.available("statistics", tensor.device)
 
 
-def _add_up(view: SplatStatistics, lengths: Tensor, counts: Tensor, largest: Tensor | None) -> None:
+def _add_up(view: SplatStatistics, lengths: Tensor, counts: Tensor, largest: Tensor | None = None) -> None:
     length = norm(view.grad2d * _half_size(view.width, view.height, view.views, view.grad2d.device))
     lengths.index_add_(0, view.index, length.to(lengths))
     counts.index_add_(0, view.index, (view.radii > 0).to(counts))
