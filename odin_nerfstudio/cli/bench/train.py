@@ -40,6 +40,22 @@ SCHEDULE = (
     "stop_screen_size_at",
 )
 """What splatfacto's model counts in steps."""
+TABLES = {
+    "Time": [
+        ("wall, s", "wall_s", ".1f"),
+        ("÷ one", "ratio_one_wall", ".2f"),
+        ("loop, s", "loop_s", ".1f"),
+        ("÷ one", "ratio_one_loop", ".2f"),
+        ("step, ms", "step_ms", ".2f"),
+    ],
+    "Result": [
+        ("PSNR", "psnr", ".2f"),
+        ("SSIM", "ssim", ".3f"),
+        ("primitives", "primitives", ",d"),
+        ("÷ splatfacto", "ratio_splatfacto", ".2f"),
+    ],
+}
+"""Title → heading, figure and format of each column."""
 SECONDS_TO_END = 30
 """Which ranks get once time is up."""
 Figures = dict[str, float | None]
@@ -150,8 +166,6 @@ class TrainBench:
                 for policy in self.policies if choice else (None,):
                     yield Case(capture, method, size, policy)
 
-    # ------------------------------------------------------------------------------------------------- one run
-
     def _measure(self, case: Case, left: float, home: Path) -> Figures:
         """Trains and evaluates; the files of the run are gone afterwards.
 
@@ -204,30 +218,15 @@ class TrainBench:
         line = ["odin_nerfstudio.cli.bench.timed_train", case.method]
         return line + [part for name, value in flags.items() for part in (f"--{name}", str(value))]
 
-    # ---------------------------------------------------------------------------------------------- the table
-
     def _print(self, done: dict[Case, dict[str, Any]]) -> None:
-        columns = {
-            "wall, s": ("wall_s", ".1f"),
-            "loop, s": ("loop_s", ".1f"),
-            "step, ms": ("step_ms", ".2f"),
-            "PSNR": ("psnr", ".2f"),
-            "SSIM": ("ssim", ".3f"),
-            "primitives": ("primitives", ","),
-            "wall ÷ one": ("ratio_one_wall", ".2f"),
-            "loop ÷ one": ("ratio_one_loop", ".2f"),
-            "÷ splatfacto": ("ratio_splatfacto", ".2f"),
-        }
-        table = Table(title=f"Runs of {self.images:,} images")
-        for heading in ("capture", "method", "ranks"):
-            table.add_column(heading)
-        for heading in columns:
-            table.add_column(heading, justify="right")
-        for case, figures in done.items():
-            method = f"{case.method} {case.policy}" if case.policy else case.method
-            shown = ("–" if figures[name] is None else format(figures[name], how) for name, how in columns.values())
-            table.add_row(case.capture.name, method, str(case.world_size), *shown)
-        Console().print(table)
+        for title, columns in TABLES.items():
+            table = Table("", title=f"{title}, {self.images:,} images", title_justify="left")
+            for heading, _, _ in columns:
+                table.add_column(heading, justify="right")
+            for case, figures in done.items():
+                shown = ("–" if figures[name] is None else format(figures[name], how) for _, name, how in columns)
+                table.add_row(str(case), *shown)
+            Console().print(table)
         Console().print("[dim]÷ one: of the same method on one rank. ÷ splatfacto: views a second.")
 
 
