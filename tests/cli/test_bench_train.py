@@ -78,8 +78,8 @@ def test_nothing_is_downloaded_for_lpips(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_run_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"{tmp_path.name}, odin-splatfacto × 1': 'error: --data .*is empty"):
-        TrainBench((tmp_path,), (1,), images=3, device="cpu").run()
+    with pytest.raises(UserError, match=r"^NameError: name 'boom' is not defined$"):
+        train._finish(["timeit", "-n", "1", "boom"], dict(os.environ), tmp_path, 60)
 
 
 def test_the_end_of_the_budget_ends_a_run(tmp_path: Path) -> None:
