@@ -62,16 +62,12 @@ def test_recipes_take_the_policy_that_their_comments_propose() -> None:
 
 
 def test_two_gpus_keep_the_schedule_of_one_in_views() -> None:
+    from odin_nerfstudio.cli.bench.train import scaled_schedule
     from odin_nerfstudio.methods import odin_splatfacto
 
-    one: Any = odin_splatfacto.config
-    two, _ = parse(["odin-splatfacto", "--recipe", str(CONFIGS / "two-gpus.yaml"), "--data", "somewhere"])
-    model = ("resolution_schedule", "sh_degree_interval", "warmup_length", "refine_every", "pause_after_reset")
-    for name in (*model, "stop_split_at", "stop_screen_size_at"):
-        assert 2 * getattr(two.pipeline.model, name) == getattr(one.pipeline.model, name), name
-    schedulers = [config.optimizers["means"]["scheduler"] for config in (two, one)]
-    assert 2 * schedulers[0].max_steps == schedulers[1].max_steps
-    assert 2 * two.max_num_iterations == one.max_num_iterations
+    two = yaml.safe_load((CONFIGS / "two-gpus.yaml").read_text())
+    assert scaled_schedule(2).items() <= two.items()
+    assert 2 * two["max-num-iterations"] == odin_splatfacto.config.max_num_iterations
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)

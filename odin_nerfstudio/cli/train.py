@@ -33,8 +33,12 @@ DESCRIPTION = """Trains as ns-train does, with one process for each GPU, or for 
 Only the first process prints and writes. When one fails, all end, and the last line says which and why."""
 
 
-def main(arguments: list[str]) -> None:
-    """Trains what the arguments (without the program's name) describe, up to the end on every rank.
+def main(arguments: list[str], target: str = f"{__spec__.name}:train_rank") -> None:
+    """Trains what the arguments describe, up to the end on every rank.
+
+    Args:
+        arguments: without the program's name.
+        target: what every rank does, as of :func:`~odin_nerfstudio.comm.launch.launch`.
 
     Raises:
         UserError: for a mistake in them, or when a rank failed.
@@ -47,7 +51,7 @@ def main(arguments: list[str]) -> None:
         config.print_to_terminal()
         if not isinstance(config, RankTrainerConfig):  # which saves itself, once the run stands
             config.save_config()
-    launch(f"{__spec__.name}:train_rank", (config,), layout)
+    launch(target, (config,), layout)
 
 
 def parse(arguments: list[str]) -> tuple[TrainerConfig, Layout]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from odin_nerfstudio.cli.bench import scaling
+from odin_nerfstudio.cli.bench import cases
 from odin_nerfstudio.cli.bench.scaling import Case, ScalingBench
 from odin_nerfstudio.errors import UserError
 
@@ -49,7 +49,7 @@ def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         now[0] += 40
         return measured(1.0)
 
-    monkeypatch.setattr(scaling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cases.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(ScalingBench, "_measure", measure)
     figures = ScalingBench((1, 2, 4), (3000, 9000), budget_s=100, **TINY).run()
     assert [case["world_size"] for case in figures["cases"]] == [1, 2]

@@ -18,6 +18,7 @@ BENCHES = {
     "step": ("StepBench", "the time of a training step, ours beside gsplat's and data parallelism's"),
     "scaling": ("ScalingBench", "the same at several numbers of ranks, sizes of the scene and links between ranks"),
     "ablation": ("AblationBench", "the same with one part of Odin left out at a time"),
+    "train": ("TrainBench", "whole runs: how long to which PSNR, on how many ranks"),
     "viewer": ("ViewerBench", "what recording costs, and a browser that looks"),
     "nerfxl": ("NerfXLBench", "how exact tiles are, what their exchanges cost, what more of them bring; nerfacto"),
 }

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from odin_nerfstudio.cli.bench.cases import run_cases
 from odin_nerfstudio.cli.bench.step import SystemName
 from odin_nerfstudio.errors import UserError
 
@@ -28,8 +28,6 @@ LINKS: dict[Link, dict[str, str]] = {
 }
 """What NCCL is told to take each of them; gloo, on CPUs, takes what there is (local)."""
 SYSTEMS: tuple[SystemName, ...] = ("gsplat", "barrier", "quality", "throughput")
-MARGIN = 1.2
-"""How much longer than the longest case so far the next one may take."""
 
 
 @dataclass(frozen=True)
@@ -92,31 +90,15 @@ class ScalingBench:
             UserError: for a flag that does not fit, or when no case ended well.
         """
         self._check()
-        begin, longest = time.monotonic(), 0.0
-        done: dict[Case, dict[str, Any]] = {}
-        failed: dict[str, str] = {}
-        left_out: list[str] = []
-        for case in self._cases():
-            left = self.budget_s - (time.monotonic() - begin)
-            if left < MARGIN * longest:
-                left_out.append(str(case))
-                continue
-            started = time.monotonic()
-            try:
-                done[case] = self._measure(case, left)
-            except UserError as error:
-                failed[str(case)] = str(error)
-            longest = max(longest, time.monotonic() - started)
-            Console(stderr=True).print(f"[dim]{case}: {failed.get(str(case)) or f'{time.monotonic() - started:.0f} s'}")
-        if not done:
-            raise UserError(f"No case ended well: {failed or left_out}")
+        cases = run_cases(self._cases(), self._measure, self.budget_s)
+        done = cases.done
         scaling = {case: _weak_scaling(case, done) for case in done}
         self._print(done, scaling)
         return {
             "cases": [{**vars(case), "systems": figures["systems"]} for case, figures in done.items()],
             "weak_scaling": {str(case): value for case, value in scaling.items() if value is not None},
-            "failed": failed,
-            "left_out": left_out,
+            "failed": cases.failed,
+            "left_out": cases.left_out,
         }
 
     def _check(self) -> None:
