@@ -57,6 +57,13 @@ def test_what_a_run_on_eight_ranks_is_told(method: train.Method, policy: train.P
         assert config.pipeline.policy == policy and config.pipeline.model.refine_every == 12
 
 
+def test_steps_of_more_views_are_fewer() -> None:
+    bench = TrainBench(HERE, images=4000, views_per_rank=2)
+    config, _ = parse(bench._training(Case(Path("somewhere"), "odin-splatfacto", 2, "quality"))[1:] + ["--data", "it"])
+    assert config.pipeline.datamanager.batch_per_rank == 2 and config.max_num_iterations == 1000
+    assert config.pipeline.model.refine_every == 25
+
+
 def test_splatfacto_is_the_peer_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     config, _ = parse(arguments("splatfacto", 1))

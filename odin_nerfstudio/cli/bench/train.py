@@ -81,8 +81,8 @@ class Case:
 class TrainBench:
     """Trains whole runs as ``odin-train`` does, evaluates them with ``ns-eval``, and keeps nothing but the figures.
 
-    Runs of odin-splatfacto see as many views whatever the number of ranks: on G ranks a step has G of them, and
-    splatfacto's schedule runs in 1/G of the steps. nerfxl has as many tiles as ranks, and the same rays in a step on
+    Runs of odin-splatfacto see as many views whatever the number of ranks: where a step has n of them, splatfacto's
+    schedule runs in 1/n of the steps. nerfxl has as many tiles as ranks, and the same rays in a step on
     any number of them. splatfacto is nerfstudio's own, on one rank. A run that fails is told, and the others go on;
     what there was no time for is named. On GPUs the first run of a method may have kernels to compile.
     """
@@ -95,6 +95,9 @@ class TrainBench:
     """Which of them, in the order of their runs."""
     policies: tuple[PolicyName, ...] = ("quality",)
     """Of odin-splatfacto on several ranks."""
+    views_per_rank: int = 1
+    """That each rank renders in a step; of odin-splatfacto on several ranks. With more of them a step waits less, and
+    there are fewer steps."""
     images: int = 7000
     """Training views of a run, over all ranks; of nerfxl, steps."""
     scale: float = 1.0
@@ -144,8 +147,10 @@ class TrainBench:
             raise UserError(
                 f"--world-sizes {' '.join(map(str, self.world_sizes))}: different numbers from 1 on are needed."
             )
-        if self.images < 3 * max(self.world_sizes):
-            raise UserError(f"--images {self.images}: at least three for each rank are needed.")
+        if self.views_per_rank < 1:
+            raise UserError(f"--views-per-rank {self.views_per_rank}: at least 1 is needed.")
+        if self.images < (least := 3 * max(self.world_sizes) * self.views_per_rank):
+            raise UserError(f"--images {self.images}: at least {least}, three steps, are needed.")
         if not (0 < self.scale <= 1 and self.budget_s > 0):
             raise UserError("--scale must be above 0 and at most 1, and --budget-s above 0.")
         if self.device == "cpu" and "splatfacto" in self.methods:
@@ -190,15 +195,21 @@ class TrainBench:
                 "wall_s": wall,
                 "loop_s": sum(seconds),
                 "step_ms": 1e3 * median(seconds),
-                "views_per_s": None if case.method == "nerfxl" else case.world_size * len(seconds) / sum(seconds),
+                "views_per_s": None if case.method == "nerfxl" else self._views(case) * len(seconds) / sum(seconds),
                 "psnr": quality["psnr"],
                 "ssim": quality["ssim"],
                 "primitives": _count_primitives(run),
             }
 
+    def _views(self, case: Case) -> int:
+        """Of a step; 1 where steps are of rays."""
+        if case.method == "nerfxl" or case.policy is None:
+            return 1
+        return case.world_size * self.views_per_rank
+
     def _training(self, case: Case) -> list[str]:
         """Module and arguments, without the capture."""
-        views = 1 if case.method == "nerfxl" else case.world_size
+        views = self._views(case)
         flags: dict[str, Any] = {
             "nproc-per-node": case.world_size,
             "machine.device-type": self.device,
@@ -214,7 +225,7 @@ class TrainBench:
         if case.method == "odin-splatfacto":
             flags |= scaled_schedule(views)
         if case.policy is not None:
-            flags["pipeline.policy"] = case.policy
+            flags |= {"pipeline.policy": case.policy, "pipeline.datamanager.batch-per-rank": self.views_per_rank}
         line = ["odin_nerfstudio.cli.bench.timed_train", case.method]
         return line + [part for name, value in flags.items() for part in (f"--{name}", str(value))]
 
