@@ -115,6 +115,8 @@ class Contention:
     def __init__(self, num_rows: int, world_size: int, device: torch.device | str = "cpu") -> None:
         self.window = WINDOW
         """Units to look back on; may be changed at any time."""
+        self.watching = True
+        """Whether units that begin are watched; may be changed at any time."""
         self._world_size = world_size
         self._device = torch.device(device)
         self._num_rows = num_rows
@@ -147,6 +149,8 @@ class Contention:
             stale: what it read before its publication.
             reads: what the views of ranks were made of.
         """
+        if not self.watching:
+            return
         nothing = Bitmap.empty(self._num_rows, self._device).words
         by_rank = nothing.repeat(self._world_size, 1)
         for touched in reads:

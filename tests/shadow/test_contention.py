@@ -86,6 +86,14 @@ def test_what_was_not_watched_from_its_beginning_is_not_known() -> None:
     assert contention.share.tolist() == [0] * 10
 
 
+def test_nobody_watches_unless_asked() -> None:
+    contention = Contention(ROWS, 1)
+    contention.watching = False
+    contention.read(0, bitmap({1}), bitmap(set()), [Touched(0, as_rows({1}))])
+    contention.wrote(0, Touched(0, as_rows({1})))
+    assert contention.finish(0) is None
+
+
 def test_shares_follow_rows_that_move() -> None:
     contention = Contention(ROWS, 1)
     for step, rows in enumerate([{1, 2}, {1, 3}, {3}]):

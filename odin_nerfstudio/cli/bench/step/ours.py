@@ -107,6 +107,7 @@ class Odin(System):
     def watch(self) -> None:
         super().watch()
         self._runner.timeline.recording, self._runner.timeline.sampling = True, EVERY_UNIT
+        self._runner.contention.watching = False  # or waits would be those of a host that has as much to do again
 
     def overlap(self, steps: range) -> Overlap:
         timeline = self._runner.timeline
