@@ -59,7 +59,8 @@ def test_what_a_run_on_eight_ranks_is_told(method: train.Method, policy: train.P
 
 def test_steps_of_more_views_are_fewer() -> None:
     bench = TrainBench(HERE, images=4000, views_per_rank=2)
-    config, _ = parse(bench._training(Case(Path("somewhere"), "odin-splatfacto", 2, "quality"))[1:] + ["--data", "it"])
+    told = bench._training(Case(Path("somewhere"), "odin-splatfacto", 2, "quality"))[1:]
+    config, _ = parse([*told, "--data", "it"])
     assert config.pipeline.datamanager.batch_per_rank == 2 and config.max_num_iterations == 1000
     assert config.pipeline.model.refine_every == 25
 
