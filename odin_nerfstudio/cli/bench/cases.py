@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+import torch
 from rich.console import Console
 
 from odin_nerfstudio.errors import UserError
@@ -26,6 +27,19 @@ class Outcome(Generic[Case]):
     """Case → why it did not."""
     left_out: list[str]
     """Those that there was no time for."""
+
+
+def possible_sizes(world_sizes: Sequence[int], device: Literal["cpu", "cuda"]) -> list[int]:
+    """Those numbers of ranks for which there are enough devices here.
+
+    Raises:
+        UserError: where there are not enough for any.
+    """
+    gpus = torch.cuda.device_count()
+    sizes = [size for size in world_sizes if device == "cpu" or size <= gpus]
+    if not sizes:
+        raise UserError(f"--device cuda: torch sees {gpus} GPUs here; --device cpu needs none.")
+    return sizes
 
 
 def run_cases(

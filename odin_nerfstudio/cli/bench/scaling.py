@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from odin_nerfstudio.cli.bench.cases import run_cases
+from odin_nerfstudio.cli.bench.cases import possible_sizes, run_cases
 from odin_nerfstudio.cli.bench.step import SystemName
 from odin_nerfstudio.errors import UserError
 
@@ -110,19 +109,12 @@ class ScalingBench:
             raise UserError("--density and --budget-s must be above 0.")
         if self.device == "cpu" and set(self.links) - {"local"}:
             raise UserError(f"--links {' '.join(self.links)}: on CPUs there is only local.")
-        if self.device == "cuda" and not self._sizes():
-            raise UserError(
-                f"--device cuda: torch sees {torch.cuda.device_count()} GPUs here; --device cpu needs none."
-            )
-
-    def _sizes(self) -> list[int]:
-        gpus = torch.cuda.device_count()
-        return [size for size in self.world_sizes if self.device == "cpu" or size <= gpus]
+        possible_sizes(self.world_sizes, self.device)
 
     def _cases(self) -> list[Case]:
         """Smaller scenes first; on one rank the link does not matter."""
         links: tuple[Link, ...] = self.links or (("local",) if self.device == "cpu" else ("nvlink", "host", "socket"))
-        every = product(self.num_primitives, links, self._sizes())
+        every = product(self.num_primitives, links, possible_sizes(self.world_sizes, self.device))
         return [Case(link, count, size) for count, link, size in every if size > 1 or link == links[0]]
 
     def _measure(self, case: Case, left: float) -> dict[str, Any]:

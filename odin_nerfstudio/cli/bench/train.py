@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torchvision.models import AlexNet_Weights, alexnet
 
-from odin_nerfstudio.cli.bench.cases import run_cases
+from odin_nerfstudio.cli.bench.cases import possible_sizes, run_cases
 from odin_nerfstudio.cli.bench.ranks import NEVER
 from odin_nerfstudio.cli.bench.timed_train import read_step_seconds
 from odin_nerfstudio.comm.checkpoint import checkpoint_path
@@ -155,18 +155,11 @@ class TrainBench:
             raise UserError("--scale must be above 0 and at most 1, and --budget-s above 0.")
         if self.device == "cpu" and "splatfacto" in self.methods:
             raise UserError("--methods splatfacto: gsplat's kernels need a GPU; leave it out on CPUs.")
-        if self.device == "cuda" and not self._sizes():
-            raise UserError(
-                f"--device cuda: torch sees {torch.cuda.device_count()} GPUs here; --device cpu needs none."
-            )
-
-    def _sizes(self) -> list[int]:
-        gpus = torch.cuda.device_count()
-        return [size for size in self.world_sizes if self.device == "cpu" or size <= gpus]
+        possible_sizes(self.world_sizes, self.device)
 
     def _cases(self) -> Iterator[Case]:
         for capture, method in product(self.captures, self.methods):
-            for size in self._sizes() if method != "splatfacto" else [1]:
+            for size in possible_sizes(self.world_sizes, self.device) if method != "splatfacto" else [1]:
                 choice = method == "odin-splatfacto" and size > 1
                 for policy in self.policies if choice else (None,):
                     yield Case(capture, method, size, policy)
