@@ -1,4 +1,4 @@
-"""``odin-bench train``: real runs on one and two ranks, what a run is told, and what becomes of one that fails."""
+"""``odin-bench train``: a real run on two ranks, what a run is told, and what becomes of one that fails."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from odin_nerfstudio.errors import UserError
 HERE = (Path("."),)
 
 
-def test_real_runs(demo_capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = TrainBench((demo_capture,), (1, 2), images=24, scale=0.5, device="cpu").run()
+def test_a_real_run(demo_capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = TrainBench((demo_capture,), (2,), images=24, scale=0.5, device="cpu").run()
     assert json.loads(json.dumps(figures)) == figures
     assert figures["failed"] == {} and figures["left_out"] == []
-    one, two = figures["cases"]
-    assert (one["world_size"], one["policy"]) == (1, None) and (two["world_size"], two["policy"]) == (2, "quality")
-    for case in (one, two):
-        assert 0 < case["loop_s"] < case["wall_s"] and case["step_ms"] > 0
-        assert case["psnr"] > 8 and 0 < case["ssim"] < 1 and case["ratio_splatfacto"] is None
-    assert one["primitives"] == two["primitives"] > 100  # over both ranks
-    assert two["ratio_one_loop"] == two["loop_s"] / one["loop_s"] and one["ratio_one_wall"] == 1
-    assert two["views_per_s"] == pytest.approx(2 * 11 / two["loop_s"])
+    (case,) = figures["cases"]
+    assert (case["world_size"], case["policy"]) == (2, "quality")
+    assert 0 < case["loop_s"] < case["wall_s"] and case["step_ms"] > 0
+    assert case["psnr"] > 8 and 0 < case["ssim"] < 1 and case["primitives"] > 100
+    assert case["views_per_s"] == pytest.approx(2 * 11 / case["loop_s"])
+    assert case["ratio_one_loop"] is None and case["ratio_splatfacto"] is None
     assert "quality" in capsys.readouterr().out
 
 
