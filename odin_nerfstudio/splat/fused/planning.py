@@ -62,8 +62,8 @@ class FusedPlanning(UnitExchange):
             parts = [view & early for view in of_views] + [view - early for view in of_views]
             words = list(words_of(parts).view(PARTS, *views.shape).unbind())
         cameras = [cameras[view] for view in order]
-        unit = FusedUnit(step, ranks, cameras, scope, early=early, table=table, views=views, words=words)
-        unit.joins = not policy.delays  # rows that are read before their publication are worth a part
+        joins = not policy.delays  # rows that are read before their publication are worth a part
+        unit = FusedUnit(step, ranks, cameras, scope, early=early, table=table, views=views, words=words, joins=joins)
         unit.coming = self._exchange.gather(self._census(unit, before, wanted, signal))
         return unit
 
