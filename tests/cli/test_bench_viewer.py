@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from odin_nerfstudio.cli.bench.viewer import BLOCK, WARMUP, ViewerBench, _pairs, _sampled_pairs
+from odin_nerfstudio.cli.bench.viewer import BLOCK, WARMUP, ViewerBench, _pairs
 from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.shadow.timeline import SAMPLED
 
 LEAST = 2 * (WARMUP + 4 * BLOCK)
 
@@ -15,17 +14,9 @@ def test_blocks_are_compared_with_their_neighbours() -> None:
     """Steps that grow steadily show no cost; recording makes every other block a tenth longer."""
     steps = range(3 * BLOCK, 10 * BLOCK + BLOCK // 2)
     growing = [1.0 + 0.01 * (step // BLOCK) for step in steps]
-    assert [on / off for off, on in _pairs(growing, steps.start)] == pytest.approx([1.0] * 2)
+    assert [on / off for off, on in _pairs(growing, steps.start, BLOCK)] == pytest.approx([1.0] * 2)
     costly = [1.1 if step // BLOCK % 2 else 1.0 for step in steps]
-    assert [on / off for off, on in _pairs(costly, steps.start)] == pytest.approx([1.1] * 2)
-
-
-def test_stretches_count_for_what_they_are_of_a_run() -> None:
-    steps = range(140, 740)
-    assert [step in SAMPLED for step in range(146, 154)] == [True] * 8
-    costly = [1.5 if step in SAMPLED else 1.0 for step in steps]
-    pairs = _sampled_pairs(costly, steps.start)
-    assert [on / off for off, on in pairs] == pytest.approx([1 + 0.5 * 8 / 200] * 2)  # around the first too few steps
+    assert [on / off for off, on in _pairs(costly, steps.start, BLOCK)] == pytest.approx([1.1] * 2)
 
 
 def test_it_measures_with_and_without_a_client() -> None:

@@ -17,11 +17,13 @@ from rich.table import Table
 
 from odin_nerfstudio.cli.bench.ranks import RanksBench, ReportingTrainer, train
 from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.shadow.timeline import SAMPLED
+from odin_nerfstudio.shadow.timeline import EVERY_UNIT, SAMPLED
 
 Phase = Literal["nobody looks", "somebody looks"]
 BLOCK = 20
-"""Steps between two changes of what is recorded; where units are sampled, steps on both sides of a stretch."""
+"""Steps between two turns of the switch, where every unit is recorded."""
+SAMPLED_BLOCK = 5 * SAMPLED.period
+"""The same where units are sampled: some stretches of them, and longer than the tab takes to draw the last."""
 WARMUP = 40
 """Steps at the beginning of each half that are not counted."""
 CONNECT_S = 60.0
@@ -35,12 +37,11 @@ class ViewerBench(RanksBench):
 
     In the second half a client is connected, which takes all that the viewer sends, as a browser does. Each block with
     recording is compared with the ones around it without, so that what changes in the course of a run cancels out. On
-    GPUs, where units are sampled, a stretch of them is compared with the steps around it, and counts for as much as it
-    is of the run.
+    GPUs, where units are sampled, a block has some stretches of them.
     """
 
     steps: int = 640
-    """Optimizer steps of the run, at most 10,000; on GPUs some thousands, since only every 200 there is a stretch."""
+    """Optimizer steps of the run, at most 100,000; on GPUs at least 8,080, for blocks that have sampled stretches."""
     device: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` (gloo) or ``cuda`` (NCCL, a GPU for every rank)."""
 
@@ -53,8 +54,8 @@ class ViewerBench(RanksBench):
         Raises:
             UserError: for a flag that does not fit, or when the run failed.
         """
-        pairs_of, period = (_pairs, BLOCK) if self.device == "cpu" else (_sampled_pairs, SAMPLED.period)
-        self.check(2 * (WARMUP + 4 * period), most_steps=10_000)
+        block = BLOCK if self.device == "cpu" else SAMPLED_BLOCK
+        self.check(2 * (WARMUP + 4 * block), most_steps=100_000)
         with TemporaryDirectory(prefix="odin-bench-") as folder:
             config = self.make_config(Path(folder))
             config._target = _BlockTrainer
@@ -64,7 +65,7 @@ class ViewerBench(RanksBench):
             report = train(config, self.world_size, self.batch, self.device, self.timeout_s, "viewer").reports[0]
         half = self.steps // 2
         phases = {
-            phase: pairs_of(report.seconds[first + WARMUP : first + half - 1], first + WARMUP)
+            phase: _pairs(report.seconds[first + WARMUP : first + half - 1], first + WARMUP, block)
             for phase, first in zip(PHASES, (0, half), strict=True)
         }
         ratios = {phase: median(on / off for off, on in pairs) for phase, pairs in phases.items()}
@@ -87,39 +88,28 @@ class ViewerBench(RanksBench):
         }
 
 
-def _pairs(seconds: list[float], first: int) -> list[tuple[float, float]]:
+def _pairs(seconds: list[float], first: int, block: int) -> list[tuple[float, float]]:
     """Mean steps without and with recording, of the blocks from step ``first`` on.
 
     Those without are of the block before and the one after, since steps grow as the scene does.
     """
     by_block: dict[int, list[float]] = {}
     for step, each in enumerate(seconds, start=first):
-        by_block.setdefault(step // BLOCK, []).append(each)
-    whole = {number: mean(each) for number, each in by_block.items() if len(each) == BLOCK}
+        by_block.setdefault(step // block, []).append(each)
+    whole = {number: mean(each) for number, each in by_block.items() if len(each) == block}
     recorded = [number for number in whole if number % 2 == 1 and {number - 1, number + 1} <= whole.keys()]
     return [((whole[number - 1] + whole[number + 1]) / 2, whole[number]) for number in recorded]
 
 
-def _sampled_pairs(seconds: list[float], first: int) -> list[tuple[float, float]]:
-    """Mean steps around each stretch of recorded units from step ``first`` on, and of a run with such stretches."""
-    pairs, (length, period) = [], (SAMPLED.length, SAMPLED.period)
-    for begin in range(BLOCK, len(seconds) - length - BLOCK + 1):
-        if first + begin in SAMPLED and first + begin - 1 not in SAMPLED:
-            end = begin + length
-            off = mean(seconds[begin - BLOCK : begin] + seconds[end : end + BLOCK])
-            pairs.append((off, off + (mean(seconds[begin:end]) - off) * length / period))
-    return pairs
-
-
 class _BlockTrainer(ReportingTrainer):
-    """Records in every other block of steps, or what is sampled; from the middle on, a client looks."""
+    """Records in every other block of steps; from the middle on, a client looks."""
 
     records_every_unit = False
     _client: subprocess.Popen[bytes] | None = None
 
     def train_iteration(self, step: int) -> Any:
-        if self.config.machine.device_type == "cpu":
-            self.pipeline.runner.timeline.recording = step // BLOCK % 2 == 1
+        timeline = self.pipeline.runner.timeline
+        timeline.recording = step // (BLOCK if timeline.sampling == EVERY_UNIT else SAMPLED_BLOCK) % 2 == 1
         if self.viewer_state is not None and self._client is None and step >= self.config.max_num_iterations // 2:
             self._connect()
         return super().train_iteration(step)
