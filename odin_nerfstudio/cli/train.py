@@ -7,17 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import tyro
 import yaml
 from nerfstudio.configs.method_configs import AnnotatedBaseConfigUnion
 from nerfstudio.engine.trainer import TrainerConfig
-from nerfstudio.scripts.train import train_loop
-from nerfstudio.utils import comms, profiler
 
 from odin_nerfstudio.cli.recipe import recipe_arguments
 from odin_nerfstudio.comm.launch import INTERRUPTED, Layout, launch
-from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import UserError, exit_with_sentence
 from odin_nerfstudio.runs.trainer import RankTrainerConfig
 
@@ -33,7 +29,7 @@ DESCRIPTION = """Trains as ns-train does, with one process for each GPU, or for 
 Only the first process prints and writes. When one fails, all end, and the last line says which and why."""
 
 
-def main(arguments: list[str], target: str = f"{__spec__.name}:train_rank") -> None:
+def main(arguments: list[str], target: str = "odin_nerfstudio.runs.rank:train_rank") -> None:
     """Trains what the arguments describe, up to the end on every rank.
 
     Args:
@@ -81,19 +77,6 @@ def parse(arguments: list[str]) -> tuple[TrainerConfig, Layout]:
         endpoint=flags.rdzv_endpoint,
         device_type="cuda" if machine.device_type == "cuda" else "cpu",
     )
-
-
-def train_rank(world: World, config: TrainerConfig) -> None:
-    """What every rank does: nerfstudio's training loop, all of them in the folder that rank 0 names."""
-    config.timestamp = world.broadcast_object(config.timestamp)
-    if world.size > 1:
-        per_node = config.machine.num_devices
-        nodes = [list(range(first, first + per_node)) for first in range(0, world.size, per_node)]
-        comms.LOCAL_PROCESS_GROUP, _ = dist.new_subgroups_by_enumeration(nodes)
-    try:
-        train_loop(world.local_rank, world.size, config, world.rank)
-    finally:
-        profiler.flush_profiler(config.logging)
 
 
 def _launcher_flags(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -199,7 +199,7 @@ def run_ranks(
     try:
         with time_limit(timeout_s), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            launch("odin_nerfstudio.cli.train:train_rank", (config,), Layout(size, device_type=device))
+            launch("odin_nerfstudio.runs.rank:train_rank", (config,), Layout(size, device_type=device))
         return [json.loads(_report_path(config, rank).read_text()) for rank in range(size)]
     except UserError as error:
         raise UserError(f"{name}: {error}") from error

@@ -11,9 +11,9 @@ from typing import Any
 
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 
-from odin_nerfstudio.cli import train
 from odin_nerfstudio.comm.world import World
 from odin_nerfstudio.errors import exit_with_sentence
+from odin_nerfstudio.runs import rank
 
 FILE_NAME = "step_seconds.json"
 
@@ -30,7 +30,7 @@ def train_rank(world: World, config: TrainerConfig) -> None:
         return result
 
     trainer.train_iteration = timed
-    train.train_rank(world, config)
+    rank.train_rank(world, config)
     if world.rank == 0:
         seconds = [end - begin for begin, end in pairwise(ends)]
         (config.get_base_dir() / FILE_NAME).write_text(json.dumps(seconds))
@@ -48,5 +48,7 @@ def read_step_seconds(run: Path) -> list[float]:
 
 
 if __name__ == "__main__":
+    from odin_nerfstudio.cli import train  # not on every rank
+
     with exit_with_sentence():
         train.main(sys.argv[1:], f"{__spec__.name}:train_rank")
