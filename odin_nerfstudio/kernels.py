@@ -35,7 +35,7 @@ class KernelUnavailable(Exception):
 
 
 @cache
-def load(name: str, capability: tuple[int, int]) -> ctypes.CDLL:
+def load(name: str, capability: tuple[int, int]) -> ctypes.PyDLL:
     """The library of a kernel, compiled first where this machine does not have it yet.
 
     Args:
@@ -47,7 +47,8 @@ def load(name: str, capability: tuple[int, int]) -> ctypes.CDLL:
     """
     path = build(name, capability)
     try:
-        return ctypes.CDLL(str(path))
+        # PyDLL keeps Python's lock: given up at every launch, a viewer's thread would take it for milliseconds.
+        return ctypes.PyDLL(str(path))
     except OSError as error:
         raise KernelUnavailable(f"The compiled kernel {path} cannot be loaded ({error}); delete it.") from error
 

@@ -22,7 +22,7 @@ from odin_nerfstudio.shadow.timeline import EVERY_UNIT, SAMPLED
 Phase = Literal["nobody looks", "somebody looks"]
 BLOCK = 20
 """Steps between two turns of the switch, where every unit is recorded."""
-SAMPLED_BLOCK = 5 * SAMPLED.period
+SAMPLED_BLOCK = 3 * SAMPLED.period
 """The same where units are sampled: some stretches of them, and longer than the tab takes to draw the last."""
 WARMUP = 40
 """Steps at the beginning of each half that are not counted."""
@@ -41,7 +41,7 @@ class ViewerBench(RanksBench):
     """
 
     steps: int = 640
-    """Optimizer steps of the run, at most 100,000; on GPUs at least 8,080, for blocks that have sampled stretches."""
+    """Optimizer steps of the run, at most 100,000; on GPUs at least 4,880, for blocks that have sampled stretches."""
     device: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` (gloo) or ``cuda`` (NCCL, a GPU for every rank)."""
 
