@@ -1,15 +1,14 @@
 // Versions of rows: which one a reader got, and whether it was still the newest when the row was published.
 //
 // Torch twin and wrapper: odin_nerfstudio/shadow/versions.py. Sets of rows are packed: row r is bit r mod 64 of word
-// r / 64. A thread has one row.
+// r / 64.
 
 #include <cstdint>
 #include <cuda_runtime.h>
 
 namespace {
 
-constexpr int kThreads = 512;
-constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr int kThreads = 128;
 
 __device__ int64_t row_of_thread() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
@@ -24,22 +23,25 @@ __global__ void __launch_bounds__(kThreads) hand_out_kernel(
     }
 }
 
-// What a warp finds is half a word of the set of broken rows.
+// A thread has half a word of the sets, so that most of those that have nothing to do are not even begun.
 __global__ void __launch_bounds__(kThreads) publish_kernel(
-    const int64_t n, const uint64_t *__restrict__ words, const uint64_t *__restrict__ stale,
+    const int64_t halves, const uint32_t *__restrict__ words, const uint32_t *__restrict__ stale,
     const int *__restrict__ read, int *__restrict__ versions, const int step, uint32_t *__restrict__ broken
 ) {
-    const int64_t row = row_of_thread();
-    const int64_t halves = (n + 63) / 64 * 2;
-    bool moved = false;
-    if (row < n && contains(words, row)) {
-        moved = read[row] != versions[row] && !contains(stale, row);
+    const int64_t half = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (half >= halves) {
+        return;
+    }
+    uint32_t moved = 0;
+    for (uint32_t left = words[half]; left; left &= left - 1) {
+        const int bit = __ffs(left) - 1;
+        const int64_t row = half * 32 + bit;
+        if (read[row] != versions[row]) {
+            moved |= 1u << bit;
+        }
         versions[row] = step;
     }
-    const uint32_t half = __ballot_sync(kWholeWarp, moved);
-    if (threadIdx.x % 32 == 0 && row / 32 < halves) {
-        broken[row / 32] = half;
-    }
+    broken[half] = moved ? moved & ~stale[half] : 0;
 }
 
 unsigned blocks(int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
@@ -72,13 +74,13 @@ int versions_hand_out(
 // versions[row] = step for the rows of a set → broken, written: those that are not stale and had another version than
 // the one that was read.
 int versions_publish(
-    int device, cudaStream_t stream, int64_t n, const uint64_t *words, const uint64_t *stale, const int *read,
+    int device, cudaStream_t stream, int64_t n, const uint32_t *words, const uint32_t *stale, const int *read,
     int *versions, int64_t step, uint32_t *broken
 ) {
     return on_device(device, n, [&] {
-        const int64_t rows = (n + 63) / 64 * 64; // whole words, so that bits beyond n are written too
-        publish_kernel<<<blocks(rows), kThreads, 0, stream>>>(
-            n, words, stale, read, versions, static_cast<int>(step), broken
+        const int64_t halves = (n + 63) / 64 * 2; // of whole words, in which bits beyond n are zero
+        publish_kernel<<<blocks(halves), kThreads, 0, stream>>>(
+            halves, words, stale, read, versions, static_cast<int>(step), broken
         );
     });
 }
