@@ -69,8 +69,7 @@ class Schedule:
     batch_per_rank: int = 1
     """B, views per rank and step."""
     ownership: NDArray[np.float64] | None = None
-    """(V, G) share of each view's points that each rank owns; None: not known, so views go to ranks in the order of the
-    group, or by costs where there are any."""
+    """(V, G) share of each view's points that each rank owns; None: views go to ranks in the order of the group."""
     _epoch_views: Callable[[int], Views] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,12 +124,10 @@ class Schedule:
             costs: (V,) measured cost of rendering each view, the same on all ranks; it moves views between ranks only.
         """
         views = self.group_views(step)
-        if self.ownership is None and costs is None:
+        if self.ownership is None:
             ranks = np.arange(self.group_size) // self.batch_per_rank
         else:
-            shape = (self.group_size, self.world_size)
-            ownership = np.zeros(shape) if self.ownership is None else self.ownership[views]
-            ranks = assign_ranks(ownership, self.batch_per_rank, None if costs is None else costs[views])
+            ranks = assign_ranks(self.ownership[views], self.batch_per_rank, None if costs is None else costs[views])
         return Group(step, views, ranks)
 
     def group_views(self, step: int) -> Views:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, Literal
@@ -22,7 +22,6 @@ from odin_nerfstudio.data.manager import CaptureManager
 from odin_nerfstudio.data.upload import DeviceViews
 from odin_nerfstudio.draws import keyed_generator
 from odin_nerfstudio.plan.capture import Capture
-from odin_nerfstudio.plan.costs import ViewCosts
 from odin_nerfstudio.plan.plan import Plan
 from odin_nerfstudio.plan.schedule import Group, ScheduleConfig
 
@@ -117,23 +116,8 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
         return ViewLoader(self.eval_dataset, int(self.config.cache_gib * GIB))
 
     def group(self, step: int) -> Group:
-        """The group of a step, after the plan, its views dealt out by what they cost."""
+        """The group of a step, after the plan."""
         return self._group(step)
-
-    @cached_property
-    def costs(self) -> ViewCosts:
-        """What training views cost to render, as all ranks know it."""
-        return ViewCosts(len(self.train_dataset))
-
-    def hear_costs(self, shares: Sequence[Mapping[int, float]], step: int) -> None:
-        """Deals out later groups by what all ranks have measured.
-
-        Args:
-            shares: of ``costs.take()``, one of each rank, in their order.
-            step: the last that was taken; the groups after it that are read ahead stay as they are.
-        """
-        self.costs.hear(shares, step, ahead=self.config.prefetch_groups)
-        self._group.cache_clear()
 
     def next_group(self, step: int) -> list[tuple[Cameras, Batch]]:
         """This rank's views of the group of ``step``.
@@ -178,9 +162,9 @@ class OdinDataManager(CaptureManager, FullImageDatamanager[UndistortedDataset]):
         return lru_cache(KEPT_CAMERAS)(partial(_indexed, self.train_dataset.cameras))
 
     @cached_property
-    def _group(self) -> Any:
+    def _group(self) -> Callable[[int], Group]:
         # Asked for as often as there are groups to read ahead, by the planning of units and by reading them.
-        return lru_cache(KEPT_GROUPS)(lambda step: self.plan.schedule.group(step, self.costs.at(step)))
+        return lru_cache(KEPT_GROUPS)(self.plan.schedule.group)
 
     def _views_of(self, step: int) -> list[int]:
         return self.group(step).of_rank(self.rank).tolist()

@@ -145,8 +145,6 @@ class OdinPipeline(VanillaPipeline):
         outputs = []
         losses, metrics = defaultdict(list), defaultdict(list)
         for (camera, batch), splats in zip(views, leaves, strict=True):
-            # To rasterize them is what takes time, and unlike that time their number varies with the view alone.
-            self.datamanager.costs.measure(camera.metadata["cam_idx"], max(1, len(splats.ids)))
             output = self.model.render(camera, self.model.pinhole(camera, step), splats)
             view_metrics = self.model.get_metrics_dict(output, batch)
             for name, value in view_metrics.items():
@@ -160,8 +158,7 @@ class OdinPipeline(VanillaPipeline):
         return outputs, mean_losses | self.model.regularisers(step), mean_metrics
 
     def meet(self, step: int, show: bool = False) -> list[int]:
-        """Rank 0 hears what the others recorded, all what their views cost, and all take up new controls. All ranks,
-        with no unit in flight.
+        """Rank 0 hears what the others recorded, and all take up new controls. All ranks, with no unit in flight.
 
         Args:
             step: the unit that all have finished.
@@ -173,8 +170,6 @@ class OdinPipeline(VanillaPipeline):
         wish, show = self.world.broadcast_object((self.monitor.take_wish(), show))
         if wish is not None:
             self._take_up(wish)
-        if self.world.size > 1 and self.config.datamanager.batch_per_rank > 1:  # or there is nothing to even out
-            self.datamanager.hear_costs(self.world.all_gather_objects(self.datamanager.costs.take()), step)
         if show:
             self._show(step)
         return self.monitor.hear(self.world, self.runner.timeline, step)

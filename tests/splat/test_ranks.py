@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from ranks import run_ranks
 from training import assert_equal, learned, make_config, run
 
 from odin_nerfstudio.comm.world import World
-from odin_nerfstudio.plan.schedule import Schedule
-from odin_nerfstudio.runs import trainer
 
 VIEWS_PER_STEP, STEPS = 4, 22
 """Over two densifications and an opacity reset (see ``make_config``)."""
@@ -52,33 +49,6 @@ def test_ranks_and_policy_do_not_show(
     expected = learned(reference)
     assert expected["ids"]["next_id"] > len(expected["ids"]["ids"])  # rows were added and removed on the way
     assert_equal(learned(train_on(size, demo_capture, tmp_path, policy)), expected)
-
-
-def train_and_meet(world: World, capture: Path, output: Path) -> tuple[Path, list[list[int]], int]:
-    """A run that meets often: its folder, who renders which views by what they cost, and how many groups that moved."""
-    trainer.UNITS_BETWEEN_MEETINGS = 5
-    planned, dealt, moved = Schedule.group, {}, 0
-
-    def group(self, step, costs=None):
-        nonlocal moved
-        found = planned(self, step, costs)
-        if costs is not None and step not in dealt:
-            assert (costs > 1).all() and len(set(costs)) > 1  # the whole epoch was seen, and views differ
-            dealt[step] = found.ranks.tolist()
-            moved += not np.array_equal(found.ranks, planned(self, step).ranks)
-        return found
-
-    Schedule.group = group  # type: ignore[method-assign]
-    return train(world, capture, output, "quality", None, {}), list(dealt.values()), moved
-
-
-def test_views_are_dealt_out_by_cost(reference: Path, demo_capture: Path, tmp_path: Path) -> None:
-    """All ranks deal them alike, and the scene stays the same."""
-    ranks = run_ranks(2, train_and_meet, demo_capture, tmp_path, timeout=600)
-    folder, dealt, moved = ranks[0]
-    assert ranks[1][1] == dealt and len(dealt) > 5
-    assert moved > 0
-    assert_equal(learned(folder), learned(reference))
 
 
 def test_checkpoint_of_two_ranks_resumes_on_one(reference: Path, demo_capture: Path, tmp_path: Path) -> None:
