@@ -116,18 +116,13 @@ class Schedule:
         """The groups of an epoch; the first may begin with views that the epoch before left over."""
         return [self.group(step) for step in self.steps(epoch)]
 
-    def group(self, step: int, costs: NDArray[np.float64] | None = None) -> Group:
-        """The group of a step.
-
-        Args:
-            step: from 0.
-            costs: (V,) measured cost of rendering each view, the same on all ranks; it moves views between ranks only.
-        """
+    def group(self, step: int) -> Group:
+        """The group of a step, from 0."""
         views = self.group_views(step)
         if self.ownership is None:
             ranks = np.arange(self.group_size) // self.batch_per_rank
         else:
-            ranks = assign_ranks(self.ownership[views], self.batch_per_rank, None if costs is None else costs[views])
+            ranks = assign_ranks(self.ownership[views], self.batch_per_rank)
         return Group(step, views, ranks)
 
     def group_views(self, step: int) -> Views:

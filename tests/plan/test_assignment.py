@@ -17,12 +17,3 @@ def test_no_other_assignment_is_more_local(seed: int, ranks: int, batch: int) ->
     views = np.arange(len(ownership))
     best = max(ownership[views, list(p)].sum() for p in permutations(np.repeat(np.arange(ranks), batch)))
     assert ownership[views, assigned].sum() >= best - 1e-12
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 5))
-def test_costs_even_out_the_loads(seed: int, ranks: int, batch: int) -> None:
-    costs = np.random.default_rng(seed).uniform(1, 10, ranks * batch)
-    assigned = assign_ranks(np.full((ranks * batch, ranks), 1 / ranks), batch, costs)
-    assert np.bincount(assigned, minlength=ranks).tolist() == [batch] * ranks
-    loads = np.bincount(assigned, costs, ranks)
-    assert loads.max() - loads.min() <= costs.max()

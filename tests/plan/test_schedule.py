@@ -124,16 +124,6 @@ def test_views_go_where_their_points_are() -> None:
             np.testing.assert_array_equal(group.ranks, parity)
 
 
-def test_costs_move_views_between_ranks_only() -> None:
-    schedule = Schedule(some_rlg(24), ScheduleConfig(), 2, 4, np.full((24, 2), 0.5))
-    costs = np.random.default_rng(0).uniform(1, 9, 24)
-    plain, balanced = schedule.group(1), schedule.group(1, costs)
-    np.testing.assert_array_equal(plain.views, balanced.views)
-    loads = [costs[balanced.of_rank(rank)].sum() for rank in range(2)]
-    assert max(loads) / min(loads) < 1.25
-    assert len(balanced.of_rank(0)) == 4
-
-
 @pytest.mark.parametrize(
     ("world_size", "batch_per_rank", "config", "message"),
     [

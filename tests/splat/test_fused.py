@@ -107,7 +107,7 @@ def write_spots(folder: Path) -> Path:
 def train_spots(world: World, capture: Path, output: Path, fused: bool, groups: str, options: dict[str, Any]) -> Any:
     """One rank of a run whose groups are known; the folder of checkpoints, and which pushes the units made."""
     turns = GROUPS[groups]
-    Schedule.group = lambda self, step, costs=None: Group(  # type: ignore[method-assign]
+    Schedule.group = lambda self, step: Group(  # type: ignore[method-assign]
         step, np.array(turns[step % 3]), np.arange(2) if world.size > 1 else np.zeros(2, np.int64)
     )
     pushes: list[bool] = []

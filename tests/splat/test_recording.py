@@ -59,7 +59,7 @@ def train(
     if fused:
         between_gpus()
     runner.EVERY_UNIT = sampling  # type: ignore[attr-defined]
-    Schedule.group = lambda self, step, costs=None: Group(step, np.array(GROUPS[step % 2]), np.array([0, 1]))  # type: ignore[method-assign]
+    Schedule.group = lambda self, step: Group(step, np.array(GROUPS[step % 2]), np.array([0, 1]))  # type: ignore[method-assign]
     config = make_config(capture, output, max_num_iterations=STEPS, steps_per_save=STEPS)
     parser = NerfstudioDataParserConfig(load_3D_points=True, eval_mode="all", downscale_factor=1)
     config.pipeline.datamanager.dataparser = parser
