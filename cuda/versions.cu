@@ -10,14 +10,15 @@ namespace {
 
 constexpr int kThreads = 128;
 
-__device__ int64_t row_of_thread() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
+__device__ int64_t number_of_thread() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
 __device__ bool contains(const uint64_t *words, int64_t row) { return words[row / 64] >> row % 64 & 1; }
 
+// A thread has one row.
 __global__ void __launch_bounds__(kThreads) hand_out_kernel(
     const int64_t n, const uint64_t *__restrict__ words, const int *__restrict__ versions, int *__restrict__ read
 ) {
-    const int64_t row = row_of_thread();
+    const int64_t row = number_of_thread();
     if (row < n && contains(words, row)) {
         read[row] = versions[row];
     }
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(
     const int64_t halves, const uint32_t *__restrict__ words, const uint32_t *__restrict__ stale,
     const int *__restrict__ read, int *__restrict__ versions, const int step, uint32_t *__restrict__ broken
 ) {
-    const int64_t half = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    const int64_t half = number_of_thread();
     if (half >= halves) {
         return;
     }

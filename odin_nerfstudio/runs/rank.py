@@ -30,8 +30,8 @@ def train_rank(world: World, config: TrainerConfig) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002, nerfstudio draws from it
     torch.manual_seed(seed)
-    trainer = config.setup(local_rank=world.local_rank, world_size=world.size)
     try:
+        trainer = config.setup(local_rank=world.local_rank, world_size=world.size)
         trainer.setup()
         trainer.train()
     finally:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from odin_nerfstudio.cli.bench.viewer import BLOCK, WARMUP, ViewerBench, _pairs
+from odin_nerfstudio.cli.bench.viewer import BLOCKS, WARMUP, ViewerBench, _pairs
 from odin_nerfstudio.errors import UserError
 
+BLOCK = BLOCKS["cpu"]
 LEAST = 2 * (WARMUP + 4 * BLOCK)
 
 

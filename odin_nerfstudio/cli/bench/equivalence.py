@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from odin_nerfstudio.cli.bench.ranks import RankReport, RanksBench, train
+from odin_nerfstudio.cli.bench.ranks import RanksBench, Run, train
 from odin_nerfstudio.errors import UserError
 
 LEAST_STEPS = 20
@@ -56,7 +56,8 @@ class EquivalenceBench(RanksBench):
             raise UserError(f"--batch {self.batch}: must be a multiple of {sizes[-1]}, the most ranks.")
         if self.device == "cuda" and torch.cuda.device_count() < sizes[-1]:
             raise UserError(f"--world-size {self.world_size}: torch sees {torch.cuda.device_count()} GPUs here.")
-        scenes, last = self._train(sizes)
+        runs = self._train(sizes)
+        scenes = {key: [_rows(run.checkpoint) for run in alike] for key, alike in runs.items()}
         differences = {
             "quality_barrier": _largest(
                 _typical(product(scenes[size, "quality"], scenes[size, "barrier"])) for size in sizes
@@ -71,6 +72,7 @@ class EquivalenceBench(RanksBench):
             differences["barrier_barrier"] = _largest(
                 _typical(combinations(scenes[size, "barrier"], 2)) for size in sizes
             )
+        last = runs[sizes[-1], "quality"][0].reports
         shares = [report.state_bytes for report in last]
         figures: dict[str, Any] = {
             **{f"max_abs_diff_{name}": difference for name, (difference, _) in differences.items()},
@@ -96,10 +98,9 @@ class EquivalenceBench(RanksBench):
         )
         return figures
 
-    def _train(self, sizes: list[int]) -> tuple[dict[tuple[int, str], list[Scene]], list[RankReport]]:
-        """The scenes that runs end with, by number of ranks and kind; and what the most ranks said of quality."""
-        scenes: dict[tuple[int, str], list[Scene]] = {}
-        reports: list[RankReport] = []
+    def _train(self, sizes: list[int]) -> dict[tuple[int, str], list[Run]]:
+        """The runs by number of ranks and kind."""
+        runs: dict[tuple[int, str], list[Run]] = {}
         with TemporaryDirectory(prefix="odin-bench-") as folder:
             config = self.make_config(Path(folder))
             model, fifth = config.pipeline.model, self.steps // 5
@@ -111,13 +112,11 @@ class EquivalenceBench(RanksBench):
                 for kind in ["quality", "barrier"] * repeats + ["replicated"] * (size > 1):
                     config.pipeline.policy = "barrier" if kind == "barrier" else "quality"
                     config.pipeline.placement = "replicated" if kind == "replicated" else "sharded"
-                    done, begin = scenes.setdefault((size, kind), []), time.monotonic()
-                    name = f"{size} ranks {kind}" + f" {len(done) + 1}" * (repeats > 1)
-                    run = train(config, size, self.batch, self.device, self.timeout_s, name)
-                    done.append(_rows(run.checkpoint))
-                    reports = reports or run.reports
+                    alike, begin = runs.setdefault((size, kind), []), time.monotonic()
+                    name = f"{size} ranks {kind}" + f" {len(alike) + 1}" * (repeats > 1)
+                    alike.append(train(config, size, self.batch, self.device, self.timeout_s, name))
                     Console().print(f"[dim]{name}: {time.monotonic() - begin:.0f} s")
-        return scenes, reports
+        return runs
 
 
 def _rows(checkpoint: dict[str, Any]) -> Scene:

@@ -17,13 +17,12 @@ from rich.table import Table
 
 from odin_nerfstudio.cli.bench.ranks import RanksBench, ReportingTrainer, train
 from odin_nerfstudio.errors import UserError
-from odin_nerfstudio.shadow.timeline import EVERY_UNIT, SAMPLED
+from odin_nerfstudio.shadow.timeline import SAMPLED
 
 Phase = Literal["nobody looks", "somebody looks"]
-BLOCK = 20
-"""Steps between two turns of the switch, where every unit is recorded."""
-SAMPLED_BLOCK = 3 * SAMPLED.period
-"""The same where units are sampled: some stretches of them, and longer than the tab takes to draw the last."""
+BLOCKS = {"cpu": 20, "cuda": 3 * SAMPLED.period}
+"""By device, steps between two turns of the switch. On GPUs, where units are sampled: some stretches of them, and
+longer than the tab takes to draw the last."""
 WARMUP = 40
 """Steps at the beginning of each half that are not counted."""
 CONNECT_S = 60.0
@@ -54,7 +53,7 @@ class ViewerBench(RanksBench):
         Raises:
             UserError: for a flag that does not fit, or when the run failed.
         """
-        block = BLOCK if self.device == "cpu" else SAMPLED_BLOCK
+        block = BLOCKS[self.device]
         self.check(2 * (WARMUP + 4 * block), most_steps=100_000)
         with TemporaryDirectory(prefix="odin-bench-") as folder:
             config = self.make_config(Path(folder))
@@ -108,8 +107,7 @@ class _BlockTrainer(ReportingTrainer):
     _client: subprocess.Popen[bytes] | None = None
 
     def train_iteration(self, step: int) -> Any:
-        timeline = self.pipeline.runner.timeline
-        timeline.recording = step // (BLOCK if timeline.sampling == EVERY_UNIT else SAMPLED_BLOCK) % 2 == 1
+        self.pipeline.runner.timeline.recording = step // BLOCKS[self.config.machine.device_type] % 2 == 1
         if self.viewer_state is not None and self._client is None and step >= self.config.max_num_iterations // 2:
             self._connect()
         return super().train_iteration(step)
